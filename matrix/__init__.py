@@ -1,0 +1,1 @@
+"""Plan the cells of a portability matrix, run them in processes of their own, and record what happened."""

@@ -1,0 +1,51 @@
+"""How a script is executed: a small module for each backend, open to others by entry point `portmatrix.backends`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INSIDE = Path(__file__).parent.parent / "inside"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a script is executed.
+
+    Attributes:
+        name: the word on the matrix' `backend` axis.
+        framework: the key under `implementations:` of a workload whose scripts it runs.
+        distribution: the installed distribution that an interpreter must have (`torch`, `jax`).
+        module: the module whose import the probe tries.
+        about: one line for a listing.
+        flags: names from a workload's `arguments:` that its cells switch on (`compile` for torch-compile).
+        environment: variables that every cell of it gets.
+        observer: the file with `observe(settings)`, run inside the cell; it says what was seen of the truth.
+        probe: the file that the probe runs in the interpreter to ask what devices the framework sees.
+        compiles: whether a cell is untrue when nothing was compiled.
+    """
+
+    name: str
+    framework: str
+    distribution: str
+    module: str
+    about: str
+    observer: Path
+    probe: Path
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    compiles: bool = False
+
+
+def available() -> dict[str, Backend]:
+    """Every known backend by name, the shipped ones and those that installed packages bring.
+
+    Raises:
+        matrix.errors.UsageError: an entry point does not load or is no `Backend`.
+    """
+    from matrix.backends import jax, torch, torch_compile
+    from matrix.extensions import load
+
+    shipped = [module.BACKEND for module in (jax, torch, torch_compile)]
+    return load("portmatrix.backends", Backend, shipped)

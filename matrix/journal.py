@@ -1,0 +1,311 @@
+"""The record kinds of a run and the append-only file that holds them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA = 1
+
+Outcome = Literal["pass", "fail", "unavailable", "error"]
+Evidence = Literal["executed", "compiled", "traced", "lowered", "none"]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and tolerant of fields that a newer version of the tool adds."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True, ser_json_inf_nan="strings")
+
+
+class Layout(Record):
+    """Nodes x devices per node, and how the work is laid on them."""
+
+    name: str
+    nodes: int = 1
+    devices: int = 1
+    strategy: str = "single"
+
+
+class Expectation(Record):
+    """A known failure of a cell: `cause` is expected for `reason` until the day `until` (ISO date) has passed."""
+
+    cause: str
+    reason: str
+    until: str | None = None
+    link: str | None = None
+
+
+class PlannedCell(Record):
+    """A cell as the run planned it; every one has a row in every report."""
+
+    cell: str
+    axes: dict[str, str]
+    layout: Layout
+    unit: str = "examples"
+    written_for: str | None = None
+    expectation: Expectation | None = None
+    required: bool = False
+
+
+class Reference(Record):
+    """The float64 trajectory of a workload, and the relative tolerance for each matmul precision."""
+
+    loss: list[tuple[int, float]]
+    eval: float | None = None
+    tolerance: dict[str, float]
+
+
+class RunRecord(Record):
+    """First record of a journal: what was planned, with which tool, where."""
+
+    kind: Literal["run"] = "run"
+    schema_: int = Field(SCHEMA, alias="schema")
+    run: str
+    machine: str
+    started: str
+    tool: str
+    definition: str
+    definition_path: str
+    selection: str = ""
+    plan: list[PlannedCell]
+    require: dict[str, list[str]] = {}
+    references: dict[str, Reference] = {}
+    """By workload, or by `workload/implementation` where an implementation has its own."""
+    sources: dict[str, str] = {}
+    """Text of every script in the plan, by `workload/file`."""
+    host: dict[str, Any] = {}
+    """The machine in words: os, cpu, cores, memory_bytes, devices."""
+    notices: list[str] = []
+
+
+class ResumeRecord(Record):
+    """A later invocation that continues the same journal; its plan replaces the earlier one."""
+
+    kind: Literal["resume"] = "resume"
+    started: str
+    tool: str
+    selection: str = ""
+    plan: list[PlannedCell]
+    require: dict[str, list[str]] = {}
+    references: dict[str, Reference] = {}
+    sources: dict[str, str] = {}
+    notices: list[str] = []
+
+
+class Failure(Record):
+    """Why an attempt did not pass: the cause first, then the place in the user's code, then the rest."""
+
+    cause: str
+    message: str
+    signature: str = ""
+    rank: int | None = None
+    frame: str | None = None
+    """`file:line` of the innermost frame in the user's code."""
+    excerpt: list[tuple[int, str]] = []
+    """Numbered lines of the user's code around that frame."""
+    traceback: str | None = None
+    stacks: dict[str, str] = {}
+    """By rank: the stack of a process that hung."""
+    followers: dict[str, str] = {}
+    """By rank: what ranks that failed after the first one said."""
+
+
+class Throughput(Record):
+    """Work per second over the steady intervals of one process."""
+
+    unit: str
+    median: float
+    samples: list[float] = []
+
+
+class Metrics(Record):
+    """What an attempt measured. Times in seconds, memory in bytes; None is "not measured"."""
+
+    loss: list[tuple[int, float]] = []
+    eval: float | None = None
+    deviation: float | None = None
+    """Largest |loss - reference| / |reference| over the logged steps and the eval."""
+    tolerance: float | None = None
+    throughput: Throughput | None = None
+    comparable: bool = True
+    """False where several devices are one piece of hardware (forced host devices, ranks on one CPU)."""
+    startup_s: float | None = None
+    step_s: float | None = None
+    compile_s: float | None = None
+    graphs: int | None = None
+    peak_memory_bytes: int | None = None
+
+
+class Devices(Record):
+    """The devices that a cell gave its script, and those that were seen at work."""
+
+    kind: str = ""
+    expected: int = 1
+    used: int | None = None
+    detail: dict[str, Any] = {}
+    """What the probes saw: parameter bytes per device, work share, fingerprints of inputs."""
+
+
+class Changes(Record):
+    """A port against its baseline, after formatting and comments are normalised."""
+
+    added: int
+    deleted: int
+    hunks: int
+
+
+class AttemptRecord(Record):
+    """One run of one source in one cell."""
+
+    kind: Literal["attempt"] = "attempt"
+    schema_: int = Field(SCHEMA, alias="schema")
+    run: str
+    machine: str
+    cell: str
+    key: str
+    attempt: int = 0
+    """Counts the attempts of a cell from 1, over phases and resumed runs; 0 until the journal numbers it."""
+    phase: Literal["correctness", "measurement"] = "correctness"
+    axes: dict[str, str]
+    implementation: str | None = None
+    source: str | None = None
+    role: Literal["baseline", "port"] | None = None
+    outcome: Outcome
+    evidence: Evidence = "none"
+    reason: str | None = None
+    """Why the attempt was unavailable, or what broke in the tool."""
+    failure: Failure | None = None
+    metrics: Metrics = Metrics()
+    devices: Devices = Devices()
+    precision: str | None = None
+    changes: Changes | None = None
+    environment: dict[str, Any] = {}
+    logs: dict[str, str] = {}
+    """By rank: the file of its output, relative to the journal's folder."""
+    started: str = ""
+    duration_s: float | None = None
+    reproduce: str = ""
+
+
+class EndRecord(Record):
+    """Last record of a run that went to its end; without it a report says "partial"."""
+
+    kind: Literal["end"] = "end"
+    ended: str
+    exit_code: int
+
+
+AnyRecord = RunRecord | ResumeRecord | AttemptRecord | EndRecord
+_KINDS: dict[str, type[AnyRecord]] = {
+    "run": RunRecord,
+    "resume": ResumeRecord,
+    "attempt": AttemptRecord,
+    "end": EndRecord,
+}
+
+
+@dataclass
+class Journal:
+    """A journal as read from disk: the run, its attempts in order, and whether it went to its end."""
+
+    path: Path
+    run: RunRecord
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+    damaged: list[str] = field(default_factory=list)
+    """Lines that could not be read, in words (a torn last line is what a `kill -9` leaves)."""
+
+    @property
+    def partial(self) -> bool:
+        return self.end is None
+
+
+class JournalError(Exception):
+    """A file that is no journal of this tool."""
+
+
+def read(path: Path) -> Journal:
+    """Read `journal.jsonl`, or the one in a run's folder.
+
+    Raises:
+        JournalError: there is no journal, it is not UTF-8 JSON lines, or its first record is no run.
+    """
+    if path.is_dir():
+        path = path / "journal.jsonl"
+    journal: Journal | None = None
+    damaged: list[str] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    raw = json.loads(line)
+                    record = _KINDS[raw["kind"]].model_validate(raw)
+                except (ValueError, KeyError, TypeError, ValidationError) as error:
+                    damaged.append(f"line {number}: {type(error).__name__}")
+                    continue
+                if isinstance(record, RunRecord):
+                    if journal is not None:
+                        raise JournalError(f"{path}:{number}: a second run record; a journal holds one run")
+                    journal = Journal(path, record)
+                elif journal is None:
+                    raise JournalError(f"{path}:{number}: the first record is '{raw['kind']}', expected 'run'")
+                elif isinstance(record, AttemptRecord):
+                    journal.attempts.append(record)
+                elif isinstance(record, ResumeRecord):
+                    journal.end = None
+                    journal.run = journal.run.model_copy(
+                        update={
+                            name: getattr(record, name)
+                            for name in ("tool", "selection", "plan", "require", "references", "sources", "notices")
+                        }
+                    )
+                elif isinstance(record, EndRecord):
+                    journal.end = record
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror or error}") from None
+    if journal is None:
+        raise JournalError(f"{path}: no run record, so this is no journal of portmatrix")
+    journal.damaged = damaged
+    return journal
+
+
+def find(paths: Iterable[Path]) -> Iterator[Path]:
+    """The journals at or below `paths`: a file itself, a run's folder, or a folder of runs (oldest first)."""
+    for path in paths:
+        if path.is_file():
+            yield path
+        elif (path / "journal.jsonl").is_file():
+            yield path / "journal.jsonl"
+        else:
+            yield from sorted(path.glob("*/journal.jsonl"))
+
+
+class Writer:
+    """Appends records; each is on disk before `append` returns, so that `kill -9` loses none that was reported."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab+")
+        self._file.seek(0, os.SEEK_END)
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":  # a torn line of a killed run must not swallow the next record
+                self._file.write(b"\n")
+
+    def append(self, record: AnyRecord) -> None:
+        """Write one record as one line and sync it to disk. NaN and infinities are written as JSON strings."""
+        text = record.model_dump_json(exclude_none=True, by_alias=True)
+        self._file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,191 @@
+"""From attempts and expectations to a verdict for every cell and an exit code; used by the run and by the report."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from matrix.journal import AttemptRecord, Changes, PlannedCell
+
+Verdict = Literal["as-is", "ported", "broken", "refused", "unproven", "error"]
+ExpectationState = Literal["none", "met", "passed", "other-cause", "expired", "untested"]
+
+EXIT_AS_EXPECTED = 0
+EXIT_NOT_AS_EXPECTED = 1
+EXIT_USAGE = 2
+EXIT_NOTHING_EXECUTED = 3
+EXIT_TOOL_ERROR = 4
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class CellVerdict:
+    """What is known of a cell, and from which attempt.
+
+    Attributes:
+        cell: the plan's cell.
+        verdict: by the table in the README ("Verdicts").
+        why: one line for a person: how it runs, what failed, or why nothing is known.
+        attempt: the attempt that decided (None when there is none).
+        attempts: every attempt of the cell, correctness and measurement, in order.
+        expectation: how the cell stands to the known failure that the definition declares.
+        as_expected: whether the cell, for itself, allows exit code 0.
+    """
+
+    cell: PlannedCell
+    verdict: Verdict
+    why: str
+    attempt: AttemptRecord | None
+    attempts: tuple[AttemptRecord, ...]
+    expectation: ExpectationState
+    as_expected: bool
+
+    @property
+    def executed(self) -> bool:
+        """Whether any attempt ran on the cell's own accelerator to a result, good or bad."""
+        return any(a.evidence == "executed" and a.outcome in ("pass", "fail") for a in self.attempts)
+
+    @property
+    def cause(self) -> str | None:
+        return self.attempt.failure.cause if self.attempt and self.attempt.failure else None
+
+    @property
+    def evidence(self) -> str:
+        return self.attempt.evidence if self.attempt else "none"
+
+    @property
+    def changes(self) -> Changes | None:
+        """Lines that the port which passed adds and deletes against the baseline."""
+        return self.attempt.changes if self.attempt and self.verdict == "ported" else None
+
+
+def judge(
+    plan: Iterable[PlannedCell],
+    attempts: Iterable[AttemptRecord],
+    today: datetime.date | None = None,
+) -> list[CellVerdict]:
+    """Give every planned cell its verdict, in the plan's order.
+
+    Args:
+        plan: the cells of a run.
+        attempts: attempt records of that run (or of several, merged); those of other cells are ignored.
+        today: the day against which expectations expire; the current one when left out.
+    """
+    by_cell: dict[str, list[AttemptRecord]] = {}
+    for attempt in attempts:
+        by_cell.setdefault(attempt.cell, []).append(attempt)
+    today = today or datetime.datetime.now(datetime.UTC).date()
+    return [judge_cell(cell, by_cell.get(cell.cell, []), today) for cell in plan]
+
+
+def judge_cell(cell: PlannedCell, attempts: Sequence[AttemptRecord], today: datetime.date) -> CellVerdict:
+    """The verdict of one cell from its attempts (see `judge`)."""
+    verdict, why, deciding = _verdict(cell, current(attempts))
+    state = _expectation(cell, verdict, deciding, today)
+    failed = verdict in ("broken", "refused")
+    as_expected = (
+        verdict != "error"
+        and not (failed and state != "met")
+        and state not in ("passed", "other-cause", "expired")
+        and not (cell.required and not any(a.evidence == "executed" for a in attempts))
+    )
+    return CellVerdict(cell, verdict, why, deciding, tuple(attempts), state, as_expected)
+
+
+def current(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """The attempts that speak for the cell now: of each source and phase, those of the newest key.
+
+    After an edit of a script or a reference, the attempts made before it stay in the journal as history.
+    """
+    newest: dict[tuple[str | None, str], str] = {}
+    for attempt in attempts:
+        newest[attempt.source, attempt.phase] = attempt.key
+    return [a for a in attempts if newest[a.source, a.phase] == a.key]
+
+
+def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:
+    correctness = [a for a in attempts if a.phase == "correctness"]
+    final: dict[str | None, AttemptRecord] = {}  # of each source, the last attempt that came to a result
+    for attempt in correctness:
+        if attempt.outcome in ("pass", "fail") or attempt.source not in final:
+            final[attempt.source] = attempt
+    results = list(final.values())
+    executed = [a for a in results if a.evidence == "executed" and a.outcome in ("pass", "fail")]
+    passed = [a for a in executed if a.outcome == "pass"]
+    for attempt in passed:
+        if attempt.role == "baseline":
+            flaw = _measured_wrong(attempts, attempt)
+            if flaw:
+                return "broken", flaw.failure.message if flaw.failure else "failed when measured", flaw
+            return _passed("as-is", cell, attempt)
+    if passed:
+        attempt = passed[-1]
+        flaw = _measured_wrong(attempts, attempt)
+        if flaw:
+            return "broken", flaw.failure.message if flaw.failure else "failed when measured", flaw
+        return _passed("ported", cell, attempt)
+    errors = [a for a in results if a.outcome == "error"]
+    if errors:
+        return "error", errors[-1].reason or "the tool failed", errors[-1]
+    if executed:
+        attempt = executed[-1]  # the nearest port's failure says more than the baseline's
+        message = attempt.failure.message if attempt.failure else "failed"
+        return "broken", message, attempt
+    weaker = [a for a in results if a.evidence not in ("executed", "none")]
+    for attempt in weaker:
+        if attempt.outcome == "pass":
+            return "unproven", f"{attempt.evidence}, not executed", attempt
+    if weaker:
+        attempt = weaker[-1]
+        return "refused", attempt.failure.message if attempt.failure else "the compiler refused", attempt
+    if results:
+        return "unproven", results[-1].reason or "unavailable", results[-1]
+    return "unproven", "not run", None
+
+
+def _measured_wrong(attempts: Sequence[AttemptRecord], passed: AttemptRecord) -> AttemptRecord | None:
+    """A measurement attempt of the passing source that failed: a longer run of it is not right after all."""
+    for attempt in attempts:
+        if attempt.phase == "measurement" and attempt.source == passed.source and attempt.outcome == "fail":
+            return attempt
+    return None
+
+
+def _passed(verdict: Verdict, cell: PlannedCell, attempt: AttemptRecord) -> tuple[Verdict, str, AttemptRecord]:
+    if attempt.metrics.tolerance is None:
+        return "unproven", "executed, but the workload has no reference to hold its result against", attempt
+    if verdict == "as-is":
+        why = f"written for {cell.written_for}" if cell.written_for not in (None, "any") else "device-agnostic source"
+    else:
+        changes = attempt.changes
+        why = f"{attempt.source} (+{changes.added} -{changes.deleted})" if changes else f"{attempt.source}"
+    return verdict, why, attempt
+
+
+def _expectation(
+    cell: PlannedCell, verdict: Verdict, deciding: AttemptRecord | None, today: datetime.date
+) -> ExpectationState:
+    expected = cell.expectation
+    if expected is None:
+        return "none"
+    if verdict in ("as-is", "ported"):
+        return "passed"
+    if verdict not in ("broken", "refused"):
+        return "untested"
+    if expected.until is not None and today > datetime.date.fromisoformat(expected.until):
+        return "expired"
+    cause = deciding.failure.cause if deciding and deciding.failure else None
+    return "met" if cause == expected.cause else "other-cause"
+
+
+def exit_code(verdicts: Sequence[CellVerdict]) -> int:
+    """The exit code of a run or a report over these verdicts (the module's EXIT_ constants)."""
+    if any(v.verdict == "error" for v in verdicts):
+        return EXIT_TOOL_ERROR
+    if not all(v.as_expected for v in verdicts):
+        return EXIT_NOT_AS_EXPECTED
+    if not any(v.executed for v in verdicts):
+        return EXIT_NOTHING_EXECUTED
+    return EXIT_AS_EXPECTED

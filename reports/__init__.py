@@ -1,0 +1,1 @@
+"""Read journals, compare them, and show them."""
