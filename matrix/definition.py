@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from matrix import accelerators, backends, journal
 from matrix.errors import UsageError, nearest
@@ -191,11 +191,6 @@ class Definition(Section):
 
     _document: Document | None = PrivateAttr(None)
 
-    @field_validator("workloads", mode="before")
-    @classmethod
-    def _one_folder(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
     @property
     def path(self) -> Path | None:
         return self._document.path if self._document else None
@@ -318,7 +313,7 @@ def _check(definition: Definition) -> None:
     if "workloads" in definition.model_fields_set:
         for index, folder in enumerate(definition.search):
             if not os.path.isdir(folder):
-                raise definition.error(f"there is no folder {shown(str(folder))}", ("workloads", index))
+                raise definition.error(f"there is no folder '{folder}'", ("workloads", index))
 
 
 def _check_axes(definition: Definition) -> None:
@@ -361,5 +356,7 @@ def check_match(
 def _causes() -> Iterable[str] | None:
     try:
         return list(import_module("matrix.failures").CAUSES)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "matrix.failures":
+            raise
         return None

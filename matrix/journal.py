@@ -58,6 +58,9 @@ class Reference(Record):
 
     loss: list[tuple[int, float]]
     eval: float | None = None
+    """The evaluation after the last step."""
+    evaluations: dict[int, float] = {}
+    """Evaluations after earlier steps, where the reference has some."""
     tolerance: dict[str, float]
 
 

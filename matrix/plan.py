@@ -323,8 +323,11 @@ class _Planner:
             *((("override", i, "match"), each.match) for i, each in enumerate(self.definition.override)),
             *((("expect", i, "match"), each.match) for i, each in enumerate(self.definition.expect)),
         ]
-        for axis, values in self.definition.require.items():
-            matchers += [(("require", axis, i), {axis: (value,)}) for i, value in enumerate(values)]
+        required = self.definition.require
+        if len(required) > 1:
+            matchers.append((("require",), required))
+        for axis, values in required.items():
+            matchers += [(("require", axis, index), {axis: (value,)}) for index, value in enumerate(values)]
         self.notice(place for place, match in matchers if not any(matches(match, *point) for point in points))
 
     def notice(self, unmatched: Iterator[Location]) -> None:
@@ -332,8 +335,7 @@ class _Planner:
 
     def where(self, place: Location) -> str:
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-        error = self.definition.error(name, place)
-        return str(error)
+        return str(self.definition.error(name, place))
 
 
 def _properties(layout: journal.Layout) -> dict[str, str]:

@@ -23,6 +23,7 @@ from matrix.yamlfile import Document, shown
 
 MAX_WORD = 100  # a cell's id ends up in file names, which hold 255 bytes
 SHOWN_ERRORS = 5
+MOST_SORTED = 100  # a hostile file can have as many errors as values
 
 
 class Section(BaseModel):
@@ -103,6 +104,7 @@ def _link(value: str) -> str:
 
 
 _WRITTEN = {"type": ["string", "number", "boolean"]}
+_WRITTEN_LIST = {"type": "array", "items": _WRITTEN, "minItems": 1, "uniqueItems": True}
 
 Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=10**7, allow_inf_nan=False)]
@@ -110,12 +112,8 @@ Text = Annotated[str, Field(min_length=1)]
 Plain = Annotated[str, Field(min_length=1), WithJsonSchema(_WRITTEN)]
 """Text that is passed on; what YAML would take for a number or a boolean stays as written."""
 Word = Annotated[str, AfterValidator(word), WithJsonSchema(_WRITTEN)]
-Words = Annotated[tuple[Word, ...], AfterValidator(_distinct)]
-OneOrMore = Annotated[
-    Words,
-    BeforeValidator(_listed),
-    WithJsonSchema({"anyOf": [_WRITTEN, {"type": "array", "items": _WRITTEN, "minItems": 1, "uniqueItems": True}]}),
-]
+Words = Annotated[tuple[Word, ...], AfterValidator(_distinct), WithJsonSchema(_WRITTEN_LIST)]
+OneOrMore = Annotated[Words, BeforeValidator(_listed), WithJsonSchema({"anyOf": [_WRITTEN, _WRITTEN_LIST]})]
 Match = Annotated[dict[Word, OneOrMore], Field(min_length=1)]
 """Axes or properties of a layout, and for each the values that match."""
 Day = Annotated[datetime.date, BeforeValidator(_day)]
@@ -134,8 +132,9 @@ def validate(document: Document, model: type[M]) -> M:
         return model.model_validate(document.data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    found = [_in_words(document, each) for each in details[:SHOWN_ERRORS]]
-    first, rest = found[0], [str(each) for each in found[1:]]
+    found = [_in_words(document, each) for each in details[:MOST_SORTED]]
+    found.sort(key=lambda each: (each.line or 0, each.column or 0))
+    first, rest = found[0], [str(each) for each in found[1:SHOWN_ERRORS]]
     if len(details) > SHOWN_ERRORS:
         rest.append(f"and {len(details) - SHOWN_ERRORS} more")
     raise UsageError("\n".join([first.message, *rest]), first.path, first.line, first.column)
@@ -176,12 +175,14 @@ def _in_words(document: Document, error: ErrorDetails) -> UsageError:
         )
     if kind in _EXPECTED:
         return document.error(f"expected {_EXPECTED[kind]}, got {got}", location, key=key)
+    if kind == "too_long":
+        return document.error(f"expected at most {context['max_length']} entries, got more", location)
     bounds = {"greater_than": ("gt", "more than"), "greater_than_equal": ("ge", "at least")}
     bounds |= {"less_than_equal": ("le", "at most"), "less_than": ("lt", "less than")}
     if kind in bounds:
         bound, phrase = bounds[kind]
-        limit = context[bound]
+        limit = int(context[bound])
         positive = (kind, limit) in (("greater_than", 0), ("greater_than_equal", 1))
-        expected = "a positive number" if positive else f"a number of {phrase} {limit:g}"
+        expected = "a positive number" if positive else f"a number of {phrase} {limit}"
         return document.error(f"expected {expected}, got {got}", location)
     return document.error(f"{error['msg']}, got {got}", location)

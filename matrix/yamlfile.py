@@ -144,7 +144,7 @@ def read(path: Path, as_text: tuple[Location, ...] = ()) -> Document:
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"this is not valid YAML: {error}", path) from None
     if not isinstance(root.value, dict):
-        raise UsageError(f"expected keys and values, got {shown(root.value)}", path, *root.place)
+        raise UsageError(f"expected keys and values, got {shown(root.data())}", path, *root.place)
     return Document(path, root.data(as_text), root)
 
 
@@ -273,6 +273,7 @@ def shown(value: Any) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, bool):
         return str(value).lower()
-    text = str(value).replace("\n", " ")
+    text = str(value)
     text = text if len(text) <= 60 else text[:57] + "..."
+    text = "".join(each if each.isprintable() else " " for each in text)
     return f"'{text}'" if isinstance(value, str) else text

@@ -1,0 +1,291 @@
+"""One attempt: the command and the environment of a source in a cell, its run, and the record of it."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import shlex
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from matrix import changes, outcome
+from matrix.environments import Interpreter, cores
+from matrix.failures import signature
+from matrix.journal import AttemptRecord, Devices, Failure, Metrics, Throughput
+from matrix.keys import key
+from matrix.launch import commands, process
+from matrix.launch.process import Observation, Order
+from matrix.outcome import LOOKS, Judged
+from matrix.plan import Cell
+from matrix.workload import Source
+
+WORKER = Path(__file__).parent / "inside" / "worker.py"
+INTERVALS = 10  # fewer steady intervals than that are no measurement
+
+Phase = Literal["correctness", "measurement"]
+
+# Set by whatever started this tool; a cell begins its own world.
+FOREIGN = ("PYTEST_", "TORCHELASTIC_", "GROUP_", "ROLE_")
+FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all attempts of a run share.
+
+    Attributes:
+        run: the run's id.
+        machine: the machine's id.
+        folder: the run's folder, where attempts get folders of their own.
+        interpreters: by backend.
+        host: the machine in words.
+        prior: attempts of the same run that a resumed run need not repeat.
+        live: whether output is shown while it is written.
+    """
+
+    run: str
+    machine: str
+    folder: Path
+    interpreters: Mapping[str, Interpreter]
+    host: Mapping[str, Any]
+    prior: tuple[AttemptRecord, ...] = ()
+    live: bool = False
+    beside: int = field(default=1)
+    """Cells that run at the same time; they share the cores."""
+
+
+def now() -> str:
+    """The time as RFC 3339, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def blank(context: Context, cell: Cell, source: Source | None, phase: Phase = "correctness") -> dict[str, Any]:
+    """The fields of a record that are known before anything ran."""
+    interpreter = context.interpreters[cell.backend.name]
+    baseline = cell.sources()[0]
+    return {
+        "run": context.run,
+        "machine": context.machine,
+        "cell": cell.id,
+        "key": key(cell, source, interpreter, phase),
+        "phase": phase,
+        "axes": dict(cell.axes),
+        "implementation": cell.implementation.name if cell.implementation else None,
+        "source": source.name if source else None,
+        "role": source.role if source else None,
+        "changes": changes.count(baseline.file, source.file) if source and baseline and source.role == "port" else None,
+        "started": now(),
+    }
+
+
+def unavailable(context: Context, cell: Cell, reason: str) -> AttemptRecord:
+    """The one record of a cell of which nothing can be executed here."""
+    return AttemptRecord(**blank(context, cell, cell.sources()[0]), outcome="unavailable", reason=reason)
+
+
+def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> AttemptRecord:
+    """Run a source once in a cell, and judge it."""
+    known = blank(context, cell, source, phase)
+    interpreter = context.interpreters[cell.backend.name]
+    assert interpreter.path is not None
+    steps, log_every = cell.run.steps, cell.run.log_every
+    if phase == "measurement":
+        steps, log_every = cell.run.measure.steps, cell.run.measure.log_every
+    arguments = script_arguments(cell, steps, log_every)
+    ranks = commands.ranks(source.launch, cell.layout.devices)
+    added = variables(cell, ranks, context.beside if phase == "correctness" else 1)
+    folder = _new_folder(context.folder / "attempts" / cell.id, phase)
+    settings = {
+        "script": source.name,
+        "arguments": arguments,
+        "folder": str(folder),
+        "observer": str(cell.backend.observer),
+        "progress": cell.workload.progress,
+        "root": str(cell.workload.folder),
+        "ranked": source.launch is not None,
+        "faults": True,
+    }
+    settings_file = folder / "settings.json"
+    settings_file.write_text(json.dumps(settings))
+    devices = cell.layout.devices
+    order = Order(
+        command=commands.command(source.launch, interpreter.path, [str(WORKER), str(settings_file)], devices),
+        environment=_own(os.environ) | added,
+        cwd=cell.workload.folder,
+        folder=folder,
+        ranks=ranks,
+        timeout_s=cell.run.timeout,
+        no_progress_s=cell.run.no_progress,
+        echo=context.live,
+    )
+    seen = process.run(order, lambda so_far: outcome.is_untrue(cell, so_far))
+    takes = cell.workload.arguments
+    judged = outcome.judge(cell, seen, steps if "steps" in takes else None, log_every if "log_every" in takes else None)
+    by_hand = commands.command(source.launch, interpreter.path, [source.name, *arguments], devices)
+    return AttemptRecord(
+        **known,
+        outcome=judged.outcome,
+        evidence="executed",
+        reason=judged.reason,
+        failure=_explained(judged.failure, cell, interpreter),
+        metrics=_metrics(cell, seen, judged, phase),
+        devices=_devices(cell, seen, judged),
+        precision=judged.precision,
+        environment=_environment(context, interpreter, seen, added),
+        logs={rank: str(path.relative_to(context.folder)) for rank, path in seen.logs.items()},
+        duration_s=round(seen.duration_s, 3),
+        reproduce=_command_line(cell.workload.folder, added, by_hand),
+    )
+
+
+def script_arguments(cell: Cell, steps: int, log_every: int) -> list[str]:
+    """The script's command line: the settings that the workload declares, the backend's switches, the axes' own."""
+    values = {
+        "steps": steps,
+        "size": cell.run.size,
+        "seed": cell.run.seed,
+        "dtype": cell.run.dtype,
+        "log_every": log_every,
+    }
+    words: list[str] = []
+    for name, flag in cell.workload.arguments.items():
+        if name in values:
+            words += [flag, str(values[name])]
+        elif name in cell.backend.flags:
+            words.append(flag)
+    return words + cell.arguments
+
+
+def variables(cell: Cell, ranks: int, beside: int) -> dict[str, str]:
+    """The variables that a cell gets: its backend's, its accelerator's, threads for each process, and its axes' own."""
+    threads = max(1, cores() // (ranks * beside))
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        **cell.backend.environment,
+        **cell.accelerator.environment(cell.backend.framework, cell.layout.devices),
+        **cell.environment,
+    }
+
+
+def _own(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
+    }
+
+
+def _new_folder(parent: Path, phase: Phase) -> Path:
+    for number in itertools.count(1):
+        folder = parent / f"{phase}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
+
+
+def _explained(failure: Failure | None, cell: Cell, interpreter: Interpreter) -> Failure | None:
+    """A failure in the light of what the probe knows: a framework that never comes up, a device that it never sees."""
+    if failure is None:
+        return None
+    importing = any(
+        number == int(failure.frame.rpartition(":")[2]) and text.lstrip().startswith(("import ", "from "))
+        for number, text in failure.excerpt
+        if failure.frame
+    )
+    if interpreter.trouble and importing and failure.cause != "missing-package":
+        return _relabelled(failure, "broken-install", failure.message)
+    sees = interpreter.probe.get("devices", {})
+    if failure.cause == "wrong-device" and sees and cell.accelerator.name not in sees:
+        version = interpreter.probe.get("version", "")
+        message = (
+            f"the machine has {cell.accelerator.about}, but {cell.backend.distribution} {version} sees none "
+            f"({failure.message})"
+        )
+        return _relabelled(failure, "missing-device", message)
+    return failure
+
+
+def _relabelled(failure: Failure, cause: str, message: str) -> Failure:
+    return failure.model_copy(
+        update={"cause": cause, "message": message, "signature": signature(cause, message, failure.frame)}
+    )
+
+
+def _metrics(cell: Cell, seen: Observation, judged: Judged, phase: Phase) -> Metrics:
+    lines = seen.of("progress", seen.reporter)
+    ends = [end for rank in seen.events if (end := seen.last("end", rank))]
+    peaks = [end["device_peak_bytes"] or end["peak_memory_bytes"] for end in ends]
+    intervals = steady(lines) if phase == "measurement" and judged.outcome == "pass" else []
+    rates = [interval["units"] / interval["seconds"] for interval in intervals if interval["units"]]
+    return Metrics(
+        loss=judged.losses,
+        eval=judged.evaluation,
+        deviation=judged.deviation,
+        tolerance=judged.tolerance,
+        throughput=Throughput(unit=f"{cell.workload.unit}/s", median=statistics.median(rates), samples=rates)
+        if len(rates) >= INTERVALS
+        else None,
+        comparable=not (cell.accelerator.shared and cell.layout.devices > 1),
+        startup_s=lines[0]["written"] - seen.started if lines else None,
+        step_s=statistics.median(each["seconds"] / each["steps"] for each in intervals)
+        if len(intervals) >= INTERVALS
+        else None,
+        compile_s=max((end["compile_s"] for end in ends if end.get("compile_s") is not None), default=None),
+        graphs=max((end["graphs"] for end in ends), default=None),
+        peak_memory_bytes=max((peak for peak in peaks if peak), default=seen.peak_memory_bytes),
+    )
+
+
+def steady(lines: list[process.Event]) -> list[dict[str, float]]:
+    """The intervals between progress lines after the probes are gone and the last compilation is over.
+
+    Returns:
+        For each: `seconds`, `steps`, and `units` processed (0 where the script does not say).
+    """
+    begin = min(LOOKS, len(lines)) - 1
+    for index in range(1, len(lines)):
+        if lines[index]["graphs"] != lines[index - 1]["graphs"]:
+            begin = max(begin, index)
+    found = []
+    for before, line in itertools.pairwise(lines[max(begin, 0) :]):
+        seconds, steps = line["written"] - before["written"], line["step"] - before["step"]
+        if seconds > 0 and steps > 0:
+            found.append({"seconds": seconds, "steps": steps, "units": line["units"] or 0.0})
+    return found
+
+
+def _devices(cell: Cell, seen: Observation, judged: Judged) -> Devices:
+    reports = {str(rank): report for rank in sorted(seen.events) if (report := seen.last("seen", rank))}
+    dropped = ("event", "time", "shapes", "parameter_shapes")
+    return Devices(
+        kind=judged.truth.kind,
+        expected=cell.layout.nodes * cell.layout.devices,
+        used=judged.truth.used,
+        detail={rank: {k: v for k, v in report.items() if k not in dropped} for rank, report in reports.items()},
+    )
+
+
+def _environment(
+    context: Context, interpreter: Interpreter, seen: Observation, added: Mapping[str, str]
+) -> dict[str, Any]:
+    end = next((end for rank in sorted(seen.events) if (end := seen.last("end", rank))), {})
+    return {
+        "interpreter": interpreter.path,
+        "python": interpreter.python,
+        "packages": end.get("packages", {}),
+        "variables": dict(added),
+        "warm": end.get("warm"),
+        **context.host,
+    }
+
+
+def _command_line(folder: Path, added: Mapping[str, str], command: list[str]) -> str:
+    """The same by hand, without this tool, as one line for a shell."""
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
+    return f"cd {shlex.quote(str(folder))} && {' '.join([*assignments, shlex.join(command)])}"

@@ -1,0 +1,210 @@
+"""Which interpreter a cell runs in, and what interpreters and the machine can do: asked once per run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from matrix.backends import Backend
+from matrix.errors import UsageError
+
+PROBE_S = 180.0  # the first import of a framework on a cold disk takes a minute; a driver that hangs takes for ever
+
+_PACKAGES = """
+import json, sys
+from importlib.metadata import distributions
+found = {}
+for each in distributions():
+    name = each.metadata["Name"]
+    if name: found.setdefault(name.lower().replace("_", "-"), each.version)
+print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable, "packages": found}))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """What was found out about one backend's interpreter.
+
+    Attributes:
+        path: the interpreter, or None when none has the backend's package.
+        origin: where it was named (`--python`, `environments:`, `current`).
+        python: its version.
+        packages: every installed distribution and version.
+        probe: what the framework said of itself and its devices (`probe_torch.py`, `probe_jax.py`).
+        trouble: why the framework does not come up although it is installed.
+        absent: why there is no interpreter, in words.
+    """
+
+    path: str | None
+    origin: str = ""
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str | None = None
+    absent: str | None = None
+
+    def fingerprint(self) -> str:
+        """A digest of what decides how a script runs in it: interpreter, version and all packages."""
+        text = json.dumps([self.path, self.python, sorted(self.packages.items())])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def parse_python_options(options: Iterable[str], backends: Mapping[str, Backend]) -> dict[str, str]:
+    """`["torch=/venv/bin/python"]` -> `{"torch": "/venv/bin/python"}`.
+
+    Raises:
+        UsageError: not of that form, an unknown backend, or no such interpreter.
+    """
+    from matrix.errors import nearest
+
+    chosen = {}
+    for option in options:
+        name, equals, path = option.partition("=")
+        if not equals or not path:
+            raise UsageError(f"--python takes BACKEND=PATH, got '{option}'")
+        if name not in backends:
+            raise UsageError(f"--python: unknown backend '{name}': {nearest(name, backends)}")
+        chosen[name] = _existing(path, f"--python {name}")
+    return chosen
+
+
+def _existing(path: str, origin: str) -> str:
+    expanded = Path(path).expanduser()
+    if expanded.is_dir():  # a virtual environment's folder
+        expanded = expanded / "bin" / "python"
+    if not expanded.is_file() or not os.access(expanded, os.X_OK):
+        raise UsageError(f"{origin}: '{path}' is no interpreter that can be executed")
+    return os.path.abspath(expanded)  # never resolved: a venv's python is a link, and the link is the environment
+
+
+def find(
+    backends: Iterable[Backend], chosen: Mapping[str, str], defined: Mapping[str, str] | None = None
+) -> dict[str, Interpreter]:
+    """The interpreter of each backend: the first of `--python`, the definition's, the current one that has the package.
+
+    Args:
+        backends: the backends of the plan.
+        chosen: interpreters from the command line, by backend.
+        defined: interpreters from the definition, by backend; one that does not exist is passed over.
+
+    Child processes ask; this process imports no framework.
+    """
+    candidates: dict[str, list[tuple[str, str]]] = {}
+    wanted = list(backends)
+    for backend in wanted:
+        own = [("--python", chosen[backend.name])] if backend.name in chosen else []
+        if defined and backend.name in defined and os.access(defined[backend.name], os.X_OK):
+            own.append(("environments", os.path.abspath(defined[backend.name])))
+        candidates[backend.name] = own if backend.name in chosen else [*own, ("current", sys.executable)]
+    paths = sorted({path for each in candidates.values() for _, path in each})
+    with ThreadPoolExecutor(4) as pool:
+        asked = dict(zip(paths, pool.map(_ask_packages, paths), strict=True))
+        picked = {b.name: _pick(b, candidates[b.name], asked) for b in wanted}
+        probes = {(i.path, str(b.probe)) for b in wanted if (i := picked[b.name]).path is not None}
+        order = sorted((path or "", probe) for path, probe in probes)
+        said = dict(zip(order, pool.map(lambda each: _ask_framework(*each), order), strict=True))
+    found = {}
+    for backend in wanted:
+        interpreter = picked[backend.name]
+        if interpreter.path is not None:
+            probe, trouble = said[interpreter.path, str(backend.probe)]
+            interpreter = Interpreter(
+                interpreter.path, interpreter.origin, interpreter.python, interpreter.packages, probe, trouble
+            )
+        found[backend.name] = interpreter
+    return found
+
+
+def _pick(
+    backend: Backend, candidates: list[tuple[str, str]], asked: Mapping[str, dict[str, Any] | str]
+) -> Interpreter:
+    reasons = []
+    for origin, path in candidates:
+        answer = asked[path]
+        if isinstance(answer, str):
+            reasons.append(f"{path}: {answer}")
+        elif backend.distribution.lower() in answer["packages"]:
+            return Interpreter(path, origin, answer["python"], answer["packages"])
+        else:
+            reasons.append(f"{path} has no package '{backend.distribution}'")
+    return Interpreter(None, absent=f"{backend.distribution} is not installed: " + "; ".join(reasons))
+
+
+def _ask_packages(path: str) -> dict[str, Any] | str:
+    try:
+        answer = subprocess.run([path, "-c", _PACKAGES], capture_output=True, text=True, timeout=PROBE_S, cwd="/")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be asked: {error}"
+    if answer.returncode:
+        return f"cannot be asked: {answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
+    said: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return said
+
+
+def _ask_framework(path: str, probe: str) -> tuple[dict[str, Any], str | None]:
+    """What the probe printed, or why it did not."""
+    try:
+        answer = subprocess.run(
+            [path, probe], capture_output=True, text=True, timeout=PROBE_S, cwd="/", errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"did not answer within {PROBE_S:.0f} s"
+    except OSError as error:
+        return {}, str(error)
+    if answer.returncode == 0:
+        try:
+            said: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+            return said, None
+        except (ValueError, IndexError):
+            return {}, f"printed no answer: {answer.stdout[-200:]!r}"
+    lines = answer.stderr.strip().splitlines()
+    if answer.returncode < 0:
+        return {}, f"died of signal {-answer.returncode}" + (f": {lines[-1]}" if lines else "")
+    return {}, lines[-1] if lines else f"ended with exit code {answer.returncode}"
+
+
+def host() -> dict[str, Any]:
+    """The machine in words: os, cpu model, cores that may be used, memory in bytes, devices seen."""
+    return {
+        "os": f"{platform.system()} {platform.release()}",
+        "arch": platform.machine(),
+        "cpu": _cpu(),
+        "cores": cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use (its affinity, not what the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # no /proc: not Linux
+        return platform.processor() or platform.machine()
+    return platform.machine()
+
+
+def machine_id() -> str:
+    """A name for this machine that stays the same over runs: host name, and a digest of what it is."""
+    facts = host()
+    digest = hashlib.sha256(json.dumps([facts["cpu"], facts["cores"], facts["memory_bytes"]]).encode()).hexdigest()
+    return f"{platform.node() or 'host'}-{digest[:6]}"

@@ -1,0 +1,1 @@
+"""How the processes of an attempt start and die."""

@@ -1,0 +1,129 @@
+"""From a cell to its attempts: the baseline first, then the ports that serve it, the nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from matrix import accuracy, changes, judge
+from matrix.attempt import Context, Phase, blank, perform, unavailable
+from matrix.failures import CAUSES, signature
+from matrix.journal import AttemptRecord, Failure
+from matrix.plan import Cell
+from matrix.workload import Source
+
+RETRIES = 1  # of an attempt that failed for a cause which may be the machine's
+
+
+def obstacle(context: Context, cell: Cell) -> str | None:
+    """Why nothing of the cell can be executed here, positively known; None when it has to be tried."""
+    layout, accelerator = cell.layout, cell.accelerator
+    if cell.implementation is None:
+        return f"no implementation: {cell.workload.name} has no scripts for {cell.backend.name}"
+    absent = accelerator.absent()
+    if absent:
+        return absent
+    interpreter = context.interpreters[cell.backend.name]
+    if interpreter.absent:
+        return interpreter.absent
+    if layout.nodes > 1:
+        return f"the layout has {layout.nodes} nodes, and there is one host"
+    count = accelerator.count()
+    if count is not None and count < layout.devices:
+        return f"the layout needs {layout.devices} {accelerator.name} devices, this machine has {count}"
+    return None
+
+
+def sources(cell: Cell) -> list[Source]:
+    """The baseline, then the ports that serve the cell, those with the fewest changed lines first."""
+    baseline, ports = cell.sources()
+    if baseline is None:
+        return []
+
+    def size(port: Source) -> int:
+        found = changes.count(baseline.file, port.file)
+        return found.added + found.deleted
+
+    return [baseline, *sorted(ports, key=size)]
+
+
+def correctness(context: Context, cell: Cell) -> Iterator[AttemptRecord]:
+    """Attempt the cell's sources until one passes; yields what was done now, not what `context.prior` holds."""
+    reason = obstacle(context, cell)
+    if reason is not None:
+        yield unavailable(context, cell, reason)
+        return
+    for source in sources(cell):
+        key = blank(context, cell, source)["key"]
+        known = [a for a in context.prior if a.key == key and a.outcome in ("pass", "fail")]
+        if not _settled(cell, known):
+            known = []
+            for attempt in _repeated(context, cell, source):
+                known.append(attempt)
+                yield attempt
+        if known[-1].outcome != "fail":
+            return  # passed; or the tool itself failed, and a port would only hide that
+
+
+def _settled(cell: Cell, known: Sequence[AttemptRecord]) -> bool:
+    """Whether earlier attempts of one key say all that new ones would."""
+    if not known:
+        return False
+    return known[-1].outcome == "fail" or len([a for a in known if a.outcome == "pass"]) >= cell.run.repeats
+
+
+def _repeated(context: Context, cell: Cell, source: Source) -> Iterator[AttemptRecord]:
+    """One attempt, or several where the definition says `repeats`; what failed for the machine's sake, again."""
+    results: list[AttemptRecord] = []
+    while len(results) < cell.run.repeats:
+        attempt = perform(context, cell, source, "correctness")
+        for _ in range(RETRIES):
+            if attempt.failure is None or not CAUSES[attempt.failure.cause].infrastructure:
+                break
+            yield attempt
+            attempt = perform(context, cell, source, "correctness")
+        results.append(attempt)
+        if len(results) > 1 and (difference := disagreement(cell, results)):
+            cause = "nondeterministic"
+            failure = Failure(cause=cause, message=difference, signature=signature(cause, difference, None))
+            yield attempt.model_copy(update={"outcome": "fail", "failure": failure})
+            return
+        yield attempt
+        if attempt.outcome != "pass" and not (attempt.failure and attempt.failure.cause == "wrong-result"):
+            return
+
+
+def disagreement(cell: Cell, results: Sequence[AttemptRecord]) -> str | None:
+    """How the last of some attempts of one source, with one seed, differs from the first by more than rounding."""
+    first, last = dict(results[0].metrics.loss), dict(results[-1].metrics.loss)
+    reference = cell.reference
+    precision = results[-1].precision
+    limit = (accuracy.tolerance(reference, precision) if reference and precision else None) or 0.0
+    for step in sorted(first.keys() & last.keys()):
+        off = accuracy.deviation(last[step], first[step])
+        if off > limit:
+            return (
+                f"step {step}: loss {first[step]:.9g} in run 1, {last[step]:.9g} in run {len(results)}: "
+                f"{off:.2g} relative, tolerance {limit:.2g}"
+            )
+    return None
+
+
+def passing(cell: Cell, attempts: Sequence[AttemptRecord]) -> Source | None:
+    """The source by which the cell passed, if it did."""
+    planned = cell.planned()
+    found = judge.judge([planned], attempts)[0]
+    if found.verdict not in ("as-is", "ported") or found.attempt is None:
+        return None
+    return next((source for source in sources(cell) if source.name == found.attempt.source), None)
+
+
+def measured(context: Context, cell: Cell, source: Source, attempts: Sequence[AttemptRecord]) -> int:
+    """How many processes of the measurement there are already."""
+    phase: Phase = "measurement"
+    key = blank(context, cell, source, phase)["key"]
+    return len([a for a in attempts if a.key == key and a.phase == phase and a.outcome in ("pass", "fail")])
+
+
+def measure(context: Context, cell: Cell, source: Source) -> AttemptRecord:
+    """One process of the measurement; nothing may run beside it."""
+    return perform(context, cell, source, "measurement")
