@@ -1,0 +1,76 @@
+"""Journals in, four files out: `index.html`, `summary.md`, `junit.xml` and `cells.csv`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from matrix.judge import CellVerdict, exit_code
+from reports.exports import write_csv, write_junit
+from reports.html import write_page
+from reports.markdown import summary
+from reports.merge import load
+from reports.overview import Banner, banners, headline, tally
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a report wrote, and what it says.
+
+    Attributes:
+        page: the self-contained HTML page.
+        summary: Markdown for a job summary or a pull request.
+        junit: JUnit XML, a test case per cell.
+        cells: CSV, a line per cell and machine.
+        verdicts: of every row, in the plan's order.
+        banners: what limits the trust in the data: partial, damaged, old.
+        headline: the answer in a sentence.
+        exit_code: as the run would give it (`matrix.judge.exit_code`).
+    """
+
+    page: Path
+    summary: Path
+    junit: Path
+    cells: Path
+    verdicts: list[CellVerdict]
+    banners: list[Banner]
+    headline: str
+    exit_code: int
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.page, self.summary, self.junit, self.cells]
+
+
+def build(paths: Iterable[Path], out: Path, today: datetime.date | None = None) -> Built:
+    """Write the report of the journals at or below `paths` into the folder `out`, which is made if needed.
+
+    Args:
+        paths: journals, run folders, or folders of runs.
+        out: the folder to write to; files of an earlier report are replaced.
+        today: the day against which age and expectations are judged; the current one (UTC) when left out.
+
+    Raises:
+        UsageError: there is no readable journal.
+    """
+    today = today or datetime.datetime.now(datetime.UTC).date()
+    evidence = load(paths, today)
+    notes = banners(evidence, today)
+    out.mkdir(parents=True, exist_ok=True)
+    built = Built(
+        page=out / "index.html",
+        summary=out / "summary.md",
+        junit=out / "junit.xml",
+        cells=out / "cells.csv",
+        verdicts=evidence.verdicts,
+        banners=notes,
+        headline=headline(tally(evidence.rows)),
+        exit_code=exit_code(evidence.verdicts),
+    )
+    write_csv(evidence, built.cells)
+    write_junit(evidence, built.junit)
+    built.summary.write_text(summary(evidence, notes), encoding="utf-8")
+    write_page(evidence, notes, built.page, today)
+    return built

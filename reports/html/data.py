@@ -1,0 +1,50 @@
+"""Data for the page's script, as JSON that cannot end its own script element."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from markupsafe import Markup
+
+from reports.exports import axis_names
+from reports.html.sections import Detail, section
+from reports.merge import Row
+from reports.text import one_line
+
+CHUNK = 200  # cells: small enough to parse in a blink, large enough that the page has few elements
+
+
+def as_json(value: Any) -> Markup:
+    """JSON in ASCII without `<`, `>` or `&`, so that no text in it can mean anything to an HTML parser."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def index(rows: Sequence[Row], ids: Sequence[str], signatures: dict[int, str]) -> Markup:
+    """What the filter looks at: for each row its id, then a value per key, then free text.
+
+    Args:
+        rows: in the order of the page.
+        ids: of their sections.
+        signatures: by position in `rows`, the group of its failure.
+    """
+    axes = axis_names(rows)
+    keys = [*axes, "verdict", "cause", "evidence", "machine", "expected", "group"]
+    table = []
+    for number, row in enumerate(rows):
+        verdict = row.verdict
+        values = [one_line(row.axes.get(axis, ""), 120) for axis in axes]
+        values += [verdict.verdict, one_line(verdict.cause or "", 80), verdict.evidence, one_line(row.machine, 120)]
+        values += ["yes" if verdict.as_expected else "no", signatures.get(number, "")]
+        table.append([ids[number], *values, one_line(f"{row.cell} {verdict.why}", 300)])
+    return as_json({"keys": keys, "rows": table})
+
+
+def chunks(rows: Iterable[Row], detail: Detail) -> Iterator[Markup]:
+    """The sections of `CHUNK` cells at a time, made when asked for, so that a large report is never whole in memory."""
+    waiting = iter(rows)
+    while batch := list(islice(waiting, CHUNK)):
+        yield as_json([section(row, detail) for row in batch])

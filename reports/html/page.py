@@ -1,0 +1,226 @@
+"""The page: one self-contained `index.html` from the merged records."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from matrix.judge import Verdict, exit_code
+from reports import units, words
+from reports.grid import grid, label
+from reports.html import data
+from reports.html.sections import Detail, section
+from reports.merge import Evidence, Row
+from reports.metrics import Speed, speed
+from reports.overview import (
+    Banner,
+    Tally,
+    by_target,
+    headline,
+    last_moment,
+    signatures,
+    tally,
+)
+from reports.text import count, listing, one_line, visible
+
+FOLDER = Path(__file__).parent
+INLINE_CELLS = 400
+"""Up to here the sections are in the page itself, readable without its script; beyond, the script draws them."""
+LEAN_CELLS = 3_000
+"""Beyond here, cells that run are shown without drawings and logs, and long tables are cut (cells.csv has all)."""
+TABLE_LINES = 400
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the bar of a backend and accelerator."""
+
+    verdict: Verdict
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class SpeedLine:
+    """A measured cell; `share` is its throughput over the fastest of the same layout, None where not comparable."""
+
+    row: Row
+    id: str
+    speed: Speed
+    share: float | None
+    bar: float
+
+
+def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today: datetime.date) -> None:
+    """Write the page. Its size is bounded per cell; what is left out of a very large report is said in it."""
+    rows = evidence.rows
+    ids = [section_id(row) for row in rows]
+    by_row = {id(row): name for row, name in zip(rows, ids, strict=True)}
+    groups = signatures(rows)
+    group_names = {id(row): f"g{n}" for n, group in enumerate(groups, 1) for row in group.rows}
+    in_group = {n: group_names[id(row)] for n, row in enumerate(rows) if id(row) in group_names}
+    lean, inline = len(rows) > LEAN_CELLS, len(rows) <= INLINE_CELLS
+    detail = Detail(lean=lean)
+    script = (FOLDER / "script.js").read_text(encoding="utf-8")
+    style = (FOLDER / "style.css").read_text(encoding="utf-8")
+    total = tally(rows)
+    speeds = list(_speeds(rows, by_row))
+    context: dict[str, Any] = {
+        "policy": _policy(script, style),
+        "script": Markup(script),
+        "style": Markup(style),
+        "title": ", ".join(dict.fromkeys(journal.run.definition for journal in evidence.journals)),
+        "headline": headline(total),
+        "facts": _facts(evidence, total),
+        "banners": banners,
+        "targets": [(b, a, each, _bar(each)) for (b, a), each in by_target(rows).items()],
+        "total": total,
+        "verdict_words": words.VERDICTS,
+        "unexpected": [row for row in rows if not row.verdict.as_expected],
+        "several": len(evidence.machines) > 1,
+        "grid": grid(rows),
+        "groups": groups,
+        "speeds": speeds,
+        "rows": rows,
+        "ids": by_row,
+        "inline": inline,
+        "lean": lean,
+        "sections": ((row, section(row, detail)) for row in rows) if inline else (),
+        "chunks": () if inline else data.chunks(rows, detail),
+        "chunk": data.CHUNK,
+        "index": data.index(rows, ids, in_group),
+        "limit": TABLE_LINES,
+        "exit_code": exit_code(evidence.verdicts),
+        "made": today.isoformat(),
+    }
+    template = environment().get_template("page.html.j2")
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for part in template.generate(context):
+            file.write(part)
+
+
+def environment() -> Environment:
+    """Jinja2 with autoescape; every text that a template prints is in visible form, whatever the record held."""
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    made.filters |= {
+        "seconds": units.seconds,
+        "memory": units.memory,
+        "number": units.number,
+        "count": count,
+        "one_line": one_line,
+        "listing": listing,
+        "url": web_address,
+        "label": label,
+        "row_key": id,
+        "markup": Markup,
+    }
+    made.globals |= {"short": words.short, "standing": words.standing, "cause": words.cause}
+    return made
+
+
+def section_id(row: Row) -> str:
+    """The same in every report, so that a link to a cell stays good."""
+    name = f"{row.cell}\0{row.machine}".encode("utf-8", "backslashreplace")
+    return "c-" + hashlib.sha256(name).hexdigest()[:12]
+
+
+def web_address(text: str) -> str | None:
+    """`text` if it is an address that is safe to follow, else None."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    return text if parts.scheme in ("http", "https") and parts.netloc and visible(text) == text else None
+
+
+def _policy(script: str, style: str) -> str:
+    """Nothing but our own script and style may run, and nothing may be fetched: the second wall behind escaping."""
+
+    def mark(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    allowed = f"script-src {mark(script)}; style-src {mark(style)}"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _facts(evidence: Evidence, total: Tally) -> list[tuple[str, str]]:
+    first, last = evidence.journals[0], evidence.journals[-1]
+    when = units.moment(max(last_moment(journal) for journal in evidence.journals))
+    if len(evidence.journals) > 1:
+        when = f"{units.moment(first.run.started)}, to {when}"
+    machines = {journal.run.machine: _host(journal.run.host) for journal in evidence.journals}
+    where = "; ".join(f"{name} ({host})" if host else name for name, host in list(machines.items())[:4])
+    if len(machines) > 4:
+        where += f"; and {len(machines) - 4} more"
+    return [
+        ("Executed", f"{total.executed:,} of {count(total.total, 'cell')}"),
+        ("When", when),
+        ("Machine" if len(machines) == 1 else "Machines", where),
+        ("Tool", f"portmatrix {last.run.tool}"),
+    ]
+
+
+def _host(host: dict[str, Any]) -> str:
+    parts = [str(host[key]) for key in ("cpu", "os") if host.get(key)]
+    if isinstance(host.get("cores"), int):
+        parts.insert(1, count(host["cores"], "core"))
+    if isinstance(host.get("memory_bytes"), int):
+        parts.append(units.memory(host["memory_bytes"]))
+    devices = host.get("devices")
+    if isinstance(devices, list):
+        kinds = {str(kind): devices.count(kind) for kind in devices if isinstance(kind, str) and kind != "cpu"}
+        parts += [f"{n} x {kind}" if n > 1 else kind for kind, n in kinds.items()]
+    return ", ".join(parts)
+
+
+def _bar(total: Tally) -> list[Segment]:
+    segments, x = [], 0.0
+    for verdict in words.VERDICTS:
+        width = 100 * total.verdicts[verdict] / total.total
+        if width:
+            segments.append(Segment(verdict, x, width))
+        x += width
+    return segments
+
+
+def _speeds(rows: Iterable[Row], ids: dict[int, str]) -> Iterable[tuple[str, str, str, list[SpeedLine]]]:
+    """Measured cells by workload, accelerator and machine; only such cells stand beside each other."""
+    found: dict[tuple[str, str, str], list[tuple[Row, Speed]]] = {}
+    for row in rows:
+        measured = speed(row.verdict)
+        if measured is not None:
+            key = label(row), row.axes.get("accelerator", ""), row.machine
+            found.setdefault(key, []).append((row, measured))
+    for key, pairs in found.items():
+        order = list(dict.fromkeys(row.axes.get("layout", "") for row, _ in pairs))
+        pairs.sort(key=lambda pair: order.index(pair[0].axes.get("layout", "")))
+        top = max((s.throughput.median for _, s in pairs if s.throughput), default=0) or 1
+        yield *key, [_speed_line(row, each, pairs, top, ids[id(row)]) for row, each in pairs]
+
+
+def _speed_line(row: Row, each: Speed, pairs: list[tuple[Row, Speed]], top: float, name: str) -> SpeedLine:
+    rate = each.throughput.median if each.throughput else 0.0
+    peers = [
+        other.throughput.median
+        for other_row, other in pairs
+        if other.throughput and other.comparable and other.unit == each.unit
+        if other_row.axes.get("layout") == row.axes.get("layout")
+    ]
+    share = rate / max(peers) if each.comparable and each.throughput and len(peers) > 1 and max(peers) else None
+    return SpeedLine(row, name, each, share, 100 * rate / top)

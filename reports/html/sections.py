@@ -1,0 +1,286 @@
+"""The section of a cell as a list of simple blocks, which the template and the script draw alike."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from matrix.journal import AttemptRecord, Failure, Reference
+from matrix.judge import current
+from reports import words
+from reports.html import charts
+from reports.html.logs import LogReader
+from reports.merge import Row
+from reports.metrics import Sample, Speed, speed
+from reports.overview import failed_attempt
+from reports.text import clipped, count, one_line, visible
+from reports.units import lines as changed_lines
+from reports.units import memory, moment, number, seconds
+
+Kind = Literal["text", "advice", "pairs", "fold", "pre", "code", "svg", "diff", "table", "command", "link"]
+Block = tuple[Any, ...]
+"""A kind, then what it holds: texts, or lists of texts and numbers. All texts are in visible form."""
+Group = tuple[str, list[Block]]
+"""A heading and its blocks."""
+
+
+@dataclass
+class Detail:
+    """How much of a cell goes into the page.
+
+    Attributes:
+        lean: for reports of very many cells: no logs and no drawings of cells that run, shorter tracebacks.
+        logs: reads the logs.
+    """
+
+    lean: bool = False
+    logs: LogReader = field(default_factory=LogReader)
+    _diffs: dict[tuple[str, str], Block] = field(default_factory=dict)
+
+    @property
+    def traceback(self) -> int:
+        return 8_000 if self.lean else 64_000
+
+
+def section(row: Row, detail: Detail) -> list[Group]:
+    """The groups of a cell, what a reader needs first on top."""
+    groups = [
+        ("Verdict", list(_verdict(row))),
+        *_failures(row, detail),
+        ("Reproduce", list(_reproduce(row))),
+        ("Loss against the reference", list(_loss(row, detail))),
+        ("Throughput", list(_throughput(row))),
+        ("Devices", list(_devices(row))),
+        ("Required changes", list(_changes(row, detail))),
+        ("Logs", list(_logs(row, detail))),
+        ("Attempts", list(_attempts(row))),
+        ("Environment", list(_environment(row))),
+    ]
+    return [(heading, blocks) for heading, blocks in groups if blocks]
+
+
+def _pairs(*pairs: tuple[str, object]) -> Block:
+    return "pairs", [[visible(name), one_line(str(value), 2000)] for name, value in pairs if value not in (None, "")]
+
+
+def _verdict(row: Row) -> Iterator[Block]:
+    verdict = row.verdict
+    word = words.VERDICTS[verdict.verdict]
+    yield "text", f"{word.symbol} {word.label}: {one_line(verdict.why, 600)}"
+    standing = words.standing(verdict)
+    if standing:
+        yield "text", f"{'' if verdict.as_expected else 'Not as expected: '}{standing}"
+    expected = verdict.cell.expectation
+    if expected and expected.link:
+        yield "link", "the known failure", expected.link
+    attempt = verdict.attempt
+    yield _pairs(
+        ("Machine", row.machine),
+        ("Evidence", words.EVIDENCE.get(verdict.evidence, verdict.evidence)),
+        ("Source", f"{attempt.source} ({attempt.role})" if attempt and attempt.source else None),
+        ("Precision of matmul", attempt.precision if attempt else None),
+        ("Decided", moment(attempt.started) if attempt and attempt.started else None),
+    )
+    if row.elsewhere:
+        names = sorted({f"{a.machine}: {a.reason or a.evidence}" for a in row.elsewhere})
+        yield "text", one_line("Other machines had less to say: " + "; ".join(names), 600)
+
+
+def _failures(row: Row, detail: Detail) -> Iterator[Group]:
+    attempt = failed_attempt(row.verdict)
+    if attempt is None:
+        return
+    if attempt.failure is None:
+        yield "The tool's own error", [("pre", "reason", clipped(attempt.reason or "", detail.traceback))]
+        return
+    heading = "What failed" if row.verdict.verdict != "ported" else "Why the baseline does not pass"
+    yield heading, list(_failure(attempt.failure, attempt, detail))
+    if row.verdict.verdict == "broken" and attempt.role == "port":
+        for other in current(row.verdict.attempts):
+            if other.role == "baseline" and other.outcome == "fail" and other.failure:
+                said = f"{other.failure.cause}: {one_line(other.failure.message)}"
+                where = f" ({one_line(other.failure.frame)})" if other.failure.frame else ""
+                yield "Before it, the baseline", [("text", said + where)]
+                break
+
+
+def _failure(failure: Failure, attempt: AttemptRecord, detail: Detail) -> Iterator[Block]:
+    cause = words.cause(failure.cause)
+    rank = f", first on rank {failure.rank}" if failure.rank is not None else ""
+    yield "text", visible(f"{failure.cause}: {cause.words}{rank}" if cause.words else failure.cause)
+    yield "pre", "", clipped(failure.message, 4_000)
+    if cause.advice:
+        yield "advice", visible(cause.advice)
+    if failure.excerpt or failure.frame:
+        place, _, line = (failure.frame or "").rpartition(":")
+        lines = [[n, visible(text)[:400], str(n) == line] for n, text in failure.excerpt[:41]]
+        yield "code", one_line(failure.frame or place), lines
+    if failure.traceback:
+        yield "fold", f"Traceback ({count(len(failure.traceback), 'character')})", _clip(failure.traceback, detail)
+    for rank_name, stack in list(failure.stacks.items())[:64]:
+        yield "fold", one_line(f"Stack of rank {rank_name}"), _clip(stack, detail)
+    for rank_name, said in list(failure.followers.items())[:64]:
+        yield "fold", one_line(f"Rank {rank_name} followed"), _clip(said, detail)
+    if attempt.metrics.deviation is not None and attempt.metrics.tolerance is not None:
+        yield "text", f"Deviation {attempt.metrics.deviation:.2e}, tolerance {attempt.metrics.tolerance:.0e}."
+
+
+def _clip(text: str, detail: Detail) -> str:
+    return clipped(text, detail.traceback)
+
+
+def _reproduce(row: Row) -> Iterator[Block]:
+    attempt = row.verdict.attempt
+    if attempt and attempt.reproduce:
+        yield "command", clipped(attempt.reproduce, 8_000)
+
+
+def _reference(row: Row, attempt: AttemptRecord) -> Reference | None:
+    references = row.decided_in.run.references
+    workload = attempt.axes.get("workload", "")
+    return references.get(f"{workload}/{attempt.implementation}") or references.get(workload)
+
+
+def _loss(row: Row, detail: Detail) -> Iterator[Block]:
+    attempt = row.verdict.attempt
+    if attempt is None or not attempt.metrics.loss:
+        return
+    metrics, reference = attempt.metrics, _reference(row, attempt)
+    tolerance = metrics.tolerance
+    if tolerance is None and reference:
+        tolerance = reference.tolerance.get(attempt.precision or "")
+    wanted = reference.loss if reference else []
+    if metrics.deviation is not None:
+        limit = f", tolerance {tolerance:.0e} for {attempt.precision or 'its precision'}" if tolerance else ""
+        yield "text", visible(f"Largest relative deviation {metrics.deviation:.2e}{limit}.")
+    elif not wanted:
+        yield "text", "The workload has no reference."
+    if metrics.eval is not None:
+        beside = f", reference {reference.eval:.6g}" if reference and reference.eval is not None else ""
+        yield "text", f"Evaluation {metrics.eval:.6g}{beside}."
+    if detail.lean and row.verdict.verdict in ("as-is", "ported"):
+        return
+    drawings = [charts.loss(metrics.loss, wanted, tolerance), charts.deviation(metrics.loss, wanted, tolerance)]
+    captions = ["Loss (solid) and reference (dashed)", "Relative deviation; the band is within tolerance"]
+    for caption, drawing in zip(captions, drawings, strict=True):
+        if drawing:
+            yield "svg", caption, drawing
+
+
+def _throughput(row: Row) -> Iterator[Block]:
+    measured = speed(row.verdict)
+    if measured is None:
+        return
+    sample = measured.throughput
+    if sample:
+        yield "text", visible(f"{number(sample.median)} {measured.unit}{_spread(sample)}")
+        if sample.n > 1:
+            yield "svg", "Each dot is one process", charts.processes(measured.values, sample)
+    else:
+        yield "text", "Too few steady steps for a throughput."
+    if not measured.comparable:
+        yield "text", "Not comparable: several devices are one piece of hardware here."
+    yield _pairs(*_costs(measured))
+
+
+def _spread(sample: Sample) -> str:
+    if sample.spread == "single":
+        return " (one process, so no interval)"
+    kind = "95 % interval of the median" if sample.spread == "interval" else "smallest to largest"
+    return f", {kind} {number(sample.low)} to {number(sample.high)}, n = {sample.n} processes"
+
+
+def _costs(measured: Speed) -> Iterator[tuple[str, object]]:
+    yield "Step", seconds(measured.step_s.median) if measured.step_s else None
+    state = {True: " (warm caches)", False: " (cold caches)", None: ""}[measured.warm]
+    yield "Start-up", seconds(measured.startup_s.median) + state if measured.startup_s else None
+    yield "Peak memory", memory(measured.peak_memory_bytes) if measured.peak_memory_bytes else None
+
+
+def _devices(row: Row) -> Iterator[Block]:
+    attempt = row.verdict.attempt
+    if attempt is None or not (attempt.devices.kind or attempt.devices.detail):
+        return
+    devices = attempt.devices
+    seen = "not seen" if devices.used is None else f"{devices.used} of {devices.expected}"
+    detail = [(name, value) for name, value in list(devices.detail.items())[:24]]
+    yield _pairs(("Kind", devices.kind), ("Seen at work", seen), *detail)
+
+
+def _changes(row: Row, detail: Detail) -> Iterator[Block]:
+    attempt = row.verdict.attempt
+    if attempt is None or attempt.role != "port" or not attempt.source:
+        return
+    if attempt.changes:
+        changes = attempt.changes
+        summary = f"{changed_lines(changes.added, changes.deleted)} in {count(changes.hunks, 'hunk')}"
+        yield "text", f"{summary}, comments and formatting not counted."
+    workload = attempt.axes.get("workload", "")
+    baseline = next((a.source for a in row.verdict.attempts if a.role == "baseline" and a.source), None)
+    sources = row.decided_in.run.sources
+    old, new = f"{workload}/{baseline}", f"{workload}/{attempt.source}"
+    if baseline and old in sources and new in sources:
+        texts = sources[old], sources[new]
+        if texts not in detail._diffs:
+            detail._diffs[texts] = _diff(old, new, *texts)
+        yield detail._diffs[texts]
+
+
+def _diff(old: str, new: str, before: str, after: str) -> Block:
+    if len(before) + len(after) > 400_000:
+        return "text", "The sources are too large to compare here."
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=2)
+    return "diff", visible(f"{old} → {new}"), clipped("\n".join(lines), 40_000).split("\n")
+
+
+def _logs(row: Row, detail: Detail) -> Iterator[Block]:
+    attempt = failed_attempt(row.verdict) or row.verdict.attempt
+    if attempt is None or (detail.lean and row.verdict.verdict in ("as-is", "ported")):
+        return
+    folder = row.decided_in.path.parent
+    for rank, name in list(attempt.logs.items())[:64]:
+        yield "fold", one_line(f"Rank {rank}: {name}"), detail.logs.tail(folder, name)
+    if len(attempt.logs) > 64:
+        yield "text", f"{len(attempt.logs) - 64} more ranks are left out here."
+
+
+def _attempts(row: Row) -> Iterator[Block]:
+    if not row.verdict.attempts:
+        return
+    counted = {id(attempt) for attempt in current(row.verdict.attempts)}
+    shown = row.verdict.attempts[:100]
+    head = ["#", "phase", "source", "outcome", "evidence", "why", "throughput", "start-up", "took", "started"]
+    table = []
+    for attempt in shown:
+        failure, rate = attempt.failure, attempt.metrics.throughput
+        outcome = attempt.outcome + ("" if id(attempt) in counted else " (of an earlier version)")
+        table.append(
+            [
+                str(attempt.attempt),
+                attempt.phase,
+                one_line(attempt.source or "", 80),
+                outcome,
+                attempt.evidence,
+                one_line(failure.cause if failure else attempt.reason or "", 120),
+                visible(f"{number(rate.median)} {rate.unit}") if rate else "",
+                seconds(attempt.metrics.startup_s) if attempt.metrics.startup_s is not None else "",
+                seconds(attempt.duration_s) if attempt.duration_s is not None else "",
+                one_line(attempt.started, 40),
+            ]
+        )
+    yield "table", head, table
+    if len(row.verdict.attempts) > len(shown):
+        yield "text", f"{len(row.verdict.attempts) - len(shown)} more attempts are left out here."
+
+
+def _environment(row: Row) -> Iterator[Block]:
+    attempt = row.verdict.attempt
+    if attempt is None or not attempt.environment:
+        return
+    values = dict(attempt.environment)
+    packages = values.pop("packages", None)
+    if isinstance(packages, dict):
+        values["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
+    yield _pairs(*((name, value) for name, value in list(values.items())[:40]))
