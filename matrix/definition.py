@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,6 +11,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from matrix import accelerators, backends, journal
 from matrix.errors import UsageError, nearest
+from matrix.failures import CAUSES
 from matrix.schema import (
     Count,
     Day,
@@ -299,15 +299,13 @@ def _check(definition: Definition) -> None:
         if missing:
             raise definition.error(f"an included cell must be complete: '{missing[0]}' is missing", place)
     for index, match in enumerate(definition.exclude):
-        check_match(definition.error, match, known, ("exclude", index))
+        _check_match(definition.error, match, known, ("exclude", index))
     for index, override in enumerate(definition.override):
-        check_match(definition.error, override.match, known, ("override", index, "match"))
+        _check_match(definition.error, override.match, known, ("override", index, "match"))
     for index, expect in enumerate(definition.expect):
-        check_match(definition.error, expect.match, known, ("expect", index, "match"))
-        causes = _causes()
-        if causes is not None:
-            _check_word(definition.error, "cause", expect.cause, causes, ("expect", index, "cause"))
-    check_match(definition.error, definition.require, known, ("require",))
+        _check_match(definition.error, expect.match, known, ("expect", index, "match"))
+        _check_word(definition.error, "cause", expect.cause, CAUSES, ("expect", index, "cause"))
+    _check_match(definition.error, definition.require, known, ("require",))
     for backend in definition.environments:
         _check_word(definition.error, "backend", backend, known["backend"], ("environments", backend), True)
     if "workloads" in definition.model_fields_set:
@@ -338,7 +336,7 @@ def _check_word(
         raise error(f"unknown {what} '{value}': {nearest(value, known)}", place, key)
 
 
-def check_match(
+def _check_match(
     error: ErrorAt, match: Mapping[str, Iterable[str]], known: Mapping[str, Iterable[str]], place: Location
 ) -> None:
     """Refuse a matcher with an axis or a value that means nothing, at its place in the file.
@@ -351,12 +349,3 @@ def check_match(
         for index, value in enumerate(values):
             if axis != "workload":
                 _check_word(error, axis, value, known[axis], (*place, axis, index))
-
-
-def _causes() -> Iterable[str] | None:
-    try:
-        return list(import_module("matrix.failures").CAUSES)
-    except ModuleNotFoundError as error:
-        if error.name != "matrix.failures":
-            raise
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from matrix import accelerators, backends, journal, workload
 from matrix.accelerators import Accelerator
 from matrix.backends import Backend
-from matrix.definition import AXES, Definition, Run, check_match
+from matrix.definition import AXES, Definition, Run
 from matrix.errors import UsageError, nearest
 from matrix.workload import Implementation, Source, Workload, matches
 from matrix.yamlfile import Location, shown
@@ -132,10 +133,11 @@ class Plan:
     @property
     def selection(self) -> str:
         """What was selected, as `select` takes it; empty when all cells are there."""
-        return _selection(self.chosen)
+        return selection_text(self.chosen)
 
 
-def _selection(chosen: Mapping[str, tuple[str, ...]]) -> str:
+def selection_text(chosen: Mapping[str, tuple[str, ...]]) -> str:
+    """The values chosen on each axis, as `Plan.select` takes them."""
     return ",".join(f"{axis}={'|'.join(values)}" for axis, values in chosen.items())
 
 
@@ -154,6 +156,7 @@ class _Planner:
         self.axes = definition.matrix.axes
         self.backends = backends.available()
         self.accelerators = accelerators.available()
+        self.known = definition.vocabulary()
         self.workloads: dict[str, Workload] = {}
         self.runs: dict[tuple[int, ...], Run] = {}
         self.notices: list[str] = []
@@ -181,10 +184,33 @@ class _Planner:
         except UsageError as error:
             raise self.definition.error(error.message, place) from None
         loaded = self.workloads[name] = workload.load(folder)
-        known = self.definition.vocabulary()
         for implementation in loaded.implementations.values():
             for port in implementation.ports:
-                check_match(loaded.document.error, port.serves, known, (*port.place, "for"))
+                self.check_port(loaded, port)
+
+    def check_port(self, job: Workload, port: Source) -> None:
+        """Refuse words that mean nothing anywhere; report those that only this definition does not know.
+
+        Many definitions share a workload, so a port may be for layouts and further axes of another one.
+        """
+        for axis, values in port.serves.items():
+            place = (*port.place, "for", axis)
+            if axis not in self.known:
+                close = difflib.get_close_matches(axis, [*AXES, *workload.PROPERTIES], n=1, cutoff=0.8)
+                if close:
+                    raise job.document.error(f"unknown axis '{axis}': did you mean '{close[0]}'?", place, key=True)
+                odd = f"the definition has no axis '{axis}'"
+                self.notices.append(str(job.document.error(f"{odd}, so this port serves no cell", place, key=True)))
+                continue
+            for index, value in enumerate(values):
+                if value in self.known[axis] or axis in ("workload", "devices", "nodes"):
+                    continue
+                error = job.document.error(
+                    f"unknown {axis} '{value}': {nearest(value, self.known[axis])}", (*place, index)
+                )
+                if axis in ("backend", "accelerator", "strategy"):
+                    raise error
+                self.notices.append(str(error))
 
     def layout(self, name: str) -> journal.Layout:
         found = self.definition.layout(name)
@@ -194,7 +220,7 @@ class _Planner:
     def points(self) -> Iterator[tuple[dict[str, str], journal.Layout]]:
         """The axes and the layout of every cell, without repeats."""
         definition = self.definition
-        layouts = {name: self.layout(name) for name in definition.vocabulary()["layout"]}
+        layouts = {name: self.layout(name) for name in self.known["layout"]}
         used = [False] * len(definition.exclude)
         seen: set[tuple[str, ...]] = set()
         for values in itertools.product(*self.axes.values()):
@@ -340,49 +366,3 @@ class _Planner:
 
 def _properties(layout: journal.Layout) -> dict[str, str]:
     return {name: str(getattr(layout, name)) for name in workload.PROPERTIES}
-
-
-def as_json(plan: Plan) -> list[dict[str, Any]]:
-    """The cells as plain data: what a journal lists of them, and the sources that may run."""
-    rows = []
-    for cell in plan.cells:
-        baseline, ports = cell.sources()
-        rows.append(
-            {
-                **cell.planned().model_dump(mode="json", exclude_none=True),
-                "implementation": cell.implementation.name if cell.implementation else None,
-                "baseline": baseline.name if baseline else None,
-                "ports": [port.name for port in ports],
-                "run": cell.run.model_dump(mode="json"),
-            }
-        )
-    return rows
-
-
-def as_github(plan: Plan) -> dict[str, list[dict[str, Any]]]:
-    """A value for `strategy.matrix` of a GitHub workflow: one job for each backend and accelerator.
-
-    A matrix may have 256 jobs and a plan many more cells, so a job runs a group: `portmatrix run --select` takes its
-    `select`.
-    """
-    groups: dict[tuple[str, str], int] = {}
-    for cell in plan.cells:
-        group = cell.axes["backend"], cell.axes["accelerator"]
-        groups[group] = groups.get(group, 0) + 1
-    jobs = []
-    for (backend, accelerator), cells in groups.items():
-        select = _selection({**plan.chosen, "backend": (backend,), "accelerator": (accelerator,)})
-        jobs.append({"backend": backend, "accelerator": accelerator, "select": select, "cells": cells})
-    return {"include": jobs}
-
-
-def as_table(plan: Plan, notes: Mapping[str, str]) -> str:
-    """The cells as plain text, one a line: id, sources that may run, and the note under the cell's id."""
-    rows = [("CELL", "SOURCES", "NOTE")]
-    for cell in plan.cells:
-        baseline, ports = cell.sources()
-        names = ", ".join(source.name for source in ((baseline, *ports) if baseline else ports))
-        rows.append((cell.id, names or "-", notes.get(cell.id, "")))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = (f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows)
-    return "\n".join(lines) + "\n"

@@ -167,14 +167,14 @@ def _in_words(document: Document, error: ErrorDetails) -> UsageError:
     if "text" in context:
         part = context["part"]
         below = location if part is None else (*location, part)
-        return document.error(context["text"], below, key=key)
+        return document.error(context["text"], below, key)
     if kind == "literal_error":
         valid = [each.strip("'") for each in context["expected"].replace(" or ", ", ").split(", ")]
-        return document.error(
-            f"expected {context['expected']}, got {got}: {nearest(got.strip(chr(39)), valid)}", location
-        )
+        hint = nearest(str(error["input"]), valid)
+        hint = f": {hint}" if hint.startswith("did") else ""
+        return document.error(f"expected {context['expected']}, got {got}{hint}", location, key)
     if kind in _EXPECTED:
-        return document.error(f"expected {_EXPECTED[kind]}, got {got}", location, key=key)
+        return document.error(f"expected {_EXPECTED[kind]}, got {got}", location, key)
     if kind == "too_long":
         return document.error(f"expected at most {context['max_length']} entries, got more", location)
     bounds = {"greater_than": ("gt", "more than"), "greater_than_equal": ("ge", "at least")}

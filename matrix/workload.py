@@ -182,7 +182,7 @@ def load(folder: Path) -> Workload:
 def matches(match: Mapping[str, tuple[str, ...]], axes: Mapping[str, str], layout: Layout) -> bool:
     """Whether a cell has, for each axis or property of its layout that `match` names, one of the values."""
     for name, values in match.items():
-        if (str(getattr(layout, name)) if name in PROPERTIES else axes[name]) not in values:
+        if (str(getattr(layout, name)) if name in PROPERTIES else axes.get(name)) not in values:
             return False
     return True
 
