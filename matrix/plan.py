@@ -199,18 +199,17 @@ class _Planner:
                 close = difflib.get_close_matches(axis, [*AXES, *workload.PROPERTIES], n=1, cutoff=0.8)
                 if close:
                     raise job.document.error(f"unknown axis '{axis}': did you mean '{close[0]}'?", place, key=True)
-                odd = f"the definition has no axis '{axis}'"
-                self.notices.append(str(job.document.error(f"{odd}, so this port serves no cell", place, key=True)))
+                odd = f"the definition has no axis '{axis}', so this port serves no cell"
+                self.notices.append(str(job.document.error(odd, place, key=True)))
                 continue
             for index, value in enumerate(values):
                 if value in self.known[axis] or axis in ("workload", "devices", "nodes"):
                     continue
-                error = job.document.error(
-                    f"unknown {axis} '{value}': {nearest(value, self.known[axis])}", (*place, index)
-                )
                 if axis in ("backend", "accelerator", "strategy"):
-                    raise error
-                self.notices.append(str(error))
+                    hint = nearest(value, self.known[axis])
+                    raise job.document.error(f"unknown {axis} '{value}': {hint}", (*place, index))
+                odd = f"the definition has no {axis} '{value}' for this port to serve"
+                self.notices.append(str(job.document.error(odd, (*place, index))))
 
     def layout(self, name: str) -> journal.Layout:
         found = self.definition.layout(name)
@@ -291,9 +290,10 @@ class _Planner:
     def set(self, run: Run, setting: str, axes: Mapping[str, str], axis: str) -> Run:
         """The settings with one that an axis gives by the very flag with which the workload takes it."""
         text = axes[axis]
-        value = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else text
-        if setting in ("size", "dtype"):
-            value = text
+        if setting in ("steps", "log_every"):  # a measurement has its own
+            message = f"'{setting}' is no axis: the run decides it, and a measurement decides otherwise"
+            raise self.definition.error(message, ("axes", axis, "argument"))
+        value = int(text) if setting == "seed" and text.isascii() and text.isdigit() and len(text) < 12 else text
         try:
             return run.merged(Run.model_validate({setting: value}))
         except ValidationError:
@@ -338,7 +338,9 @@ class _Planner:
         for index in reversed(overrides):
             if part[0] in self.definition.override[index].run.model_fields_set:
                 return ("override", index, "run", *part)
-        return ("run", *part)
+        if part[0] in self.definition.run.model_fields_set:
+            return ("run", *part)
+        return self.on_axis("workload", cell.workload.name)  # a default does not suit the workload
 
     def on_axis(self, axis: str, value: str) -> Location:
         values = self.axes[axis]

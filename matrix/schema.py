@@ -6,12 +6,14 @@ import datetime
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
+from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import (
     AfterValidator,
+    AllowInfNan,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
+    Strict,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -106,15 +108,17 @@ def _link(value: str) -> str:
 _WRITTEN = {"type": ["string", "number", "boolean"]}
 _WRITTEN_LIST = {"type": "array", "items": _WRITTEN, "minItems": 1, "uniqueItems": True}
 
-Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
-Seconds = Annotated[float, Field(strict=True, gt=0, le=10**7, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
-Plain = Annotated[str, Field(min_length=1), WithJsonSchema(_WRITTEN)]
+# no `Field` in these: some versions of pydantic let one field's default leak into all others through a shared `Field`
+Count = Annotated[int, Strict(), Ge(1), Le(10**9)]
+Positive = Annotated[float, Strict(), Gt(0), AllowInfNan(False)]
+Seconds = Annotated[Positive, Le(10**7)]
+Text = Annotated[str, MinLen(1)]
+Plain = Annotated[str, MinLen(1), WithJsonSchema(_WRITTEN)]
 """Text that is passed on; what YAML would take for a number or a boolean stays as written."""
 Word = Annotated[str, AfterValidator(word), WithJsonSchema(_WRITTEN)]
 Words = Annotated[tuple[Word, ...], AfterValidator(_distinct), WithJsonSchema(_WRITTEN_LIST)]
 OneOrMore = Annotated[Words, BeforeValidator(_listed), WithJsonSchema({"anyOf": [_WRITTEN, _WRITTEN_LIST]})]
-Match = Annotated[dict[Word, OneOrMore], Field(min_length=1)]
+Match = Annotated[dict[Word, OneOrMore], MinLen(1)]
 """Axes or properties of a layout, and for each the values that match."""
 Day = Annotated[datetime.date, BeforeValidator(_day)]
 Link = Annotated[str, AfterValidator(_link)]

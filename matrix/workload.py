@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
+from annotated_types import MinLen
 from pydantic import BeforeValidator, Field
 
 from matrix import accelerators, backends
 from matrix.errors import UsageError, nearest
 from matrix.journal import Layout, Reference
-from matrix.schema import Match, Section, Text, Word, validate
+from matrix.schema import Match, Positive, Section, Text, Word, validate
 from matrix.yamlfile import NUMBER, Document, Location, read, read_text, shown
 
 SHIPPED = Path(__file__).parent.parent / "workloads"
@@ -100,12 +101,12 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
 
 
-Tolerance = Annotated[float, BeforeValidator(_number), Field(strict=True, gt=0, allow_inf_nan=False)]
+Tolerance = Annotated[Positive, BeforeValidator(_number)]
 
 
 class _Reference(Section):
     file: Text
-    tolerance: Annotated[dict[Literal[PRECISIONS], Tolerance], Field(min_length=1)]  # type: ignore[valid-type]
+    tolerance: Annotated[dict[Literal[PRECISIONS], Tolerance], MinLen(1)]  # type: ignore[valid-type]
 
 
 class _Implementation(Section):
@@ -117,7 +118,7 @@ class _Implementation(Section):
 class _Workload(Section):
     about: Text
     unit: Literal["tokens", "examples"]
-    implementations: Annotated[dict[Word, _Implementation], Field(min_length=1)]
+    implementations: Annotated[dict[Word, _Implementation], MinLen(1)]
     arguments: dict[Word, Text] = Field(default_factory=dict)
     progress: Text = "default"
     reference: _Reference | None = None

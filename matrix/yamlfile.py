@@ -19,7 +19,7 @@ import yaml
 from matrix.errors import UsageError
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 50_000  # aliases count as what they stand for, so that a few lines cannot grow into gigabytes
+MAX_NODES = 20_000  # aliases count as what they stand for, so that a few lines cannot grow into gigabytes
 MAX_DEPTH = 50
 MAX_DIGITS = 18  # more digits than any setting has; far below the length at which Python refuses to convert
 

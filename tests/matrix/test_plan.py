@@ -143,11 +143,11 @@ def test_further_axes_end_the_id_sorted_by_name_and_reach_the_script(planned: Pl
 
 def test_a_further_axis_with_the_flag_of_a_setting_is_that_setting(planned: Planned) -> None:
     text = FURTHER + (
-        "  precision: [float32, bfloat16]\n  length: [10, 20]\n"
-        "axes: {precision: {argument: --dtype}, length: {argument: --steps}}\n"
+        "  precision: [float32, bfloat16]\n  start: [1, 2]\n"
+        "axes: {precision: {argument: --dtype}, start: {argument: --seed}}\n"
     )
     last = planned(text).cells[-1]
-    assert (last.run.dtype, last.run.steps, last.arguments) == ("bfloat16", 20, [])
+    assert (last.run.dtype, last.run.seed, last.arguments) == ("bfloat16", 2, [])
 
 
 def test_a_cell_has_the_scripts_of_its_backend_or_of_the_backends_framework_or_none(planned: Planned) -> None:
@@ -279,8 +279,12 @@ def test_requirements_that_no_one_cell_meets_together_are_reported(planned: Plan
             "mine.yaml:6:24: dtype half needs a tolerance for f16, but toy has only ieee-f32, bf16",
         ),
         (
-            FURTHER + "  length: [10, many]\naxes: {length: {argument: --steps}}\n",
-            "mine.yaml:6:16: 'many' is no value for the setting 'steps'",
+            FURTHER + "  start: [10, many]\naxes: {start: {argument: --seed}}\n",
+            "mine.yaml:6:15: 'many' is no value for the setting 'seed'",
+        ),
+        (
+            FURTHER + "  length: [10, 20]\naxes: {length: {argument: --steps}}\n",
+            "mine.yaml:7:27: 'steps' is no axis: the run decides it, and a measurement decides otherwise",
         ),
         (
             HEAD.replace("[toy]", "[toy, toyy]"),
@@ -290,6 +294,11 @@ def test_requirements_that_no_one_cell_meets_together_are_reported(planned: Plan
 )
 def test_what_cannot_be_run_as_written_is_refused_with_its_place(refusal: Refusal, text: str, message: str) -> None:
     assert refusal(text).startswith(message)
+
+
+def test_a_default_that_does_not_suit_a_workload_is_told_at_the_workload(refusal: Refusal, toy: Path) -> None:
+    (toy / "reference.csv").write_text("step,loss\n1,2\n20,1\n")
+    assert refusal(HEAD) == "mine.yaml:2:14: 30 steps, but the reference of toy ends at step 20"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bf16", "float64"])
@@ -336,7 +345,7 @@ def test_a_port_for_layouts_or_axes_of_another_definition_is_reported_and_serves
     made = planned(HEAD, workload)
     assert notices(made, tmp_path) == [
         "workloads/toy/workload.yaml:7:35: the definition has no axis 'width', so this port serves no cell",
-        "workloads/toy/workload.yaml:8:56: unknown layout 'dp3': did you mean 'dp2'?",
+        "workloads/toy/workload.yaml:8:56: the definition has no layout 'dp3' for this port to serve",
     ]
     assert {port.name for cell in made.cells for port in cell.sources()[1]} == {"any.py"}
 
