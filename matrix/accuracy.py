@@ -136,9 +136,10 @@ def missing(
     reported = {step for step, _ in losses}
     last = max(reported, default=None)
     if steps is not None and last is not None:
-        counted = [step for step, _ in reference.loss[:steps]] if reference else list(range(1, steps + 1))
-        if not reference and 0 in reported:
-            counted = [step - 1 for step in counted]
+        first = 0 if 0 in (reported if reference is None else {reference.loss[0][0]}) else 1
+        counted = list(range(first, first + steps))
+        if reference is not None:
+            counted = [step for step, _ in reference.loss if step < first + steps]
         every = log_every or 1
         due = [step for step in counted if step % every == 0] or counted[-1:]
         if log_every is None:

@@ -32,6 +32,7 @@ from matrix.yamlfile import Document, Location, read, shown
 
 SHIPPED = Path(__file__).parent / "definitions"
 MAX_ENTRIES = 1000  # of exclude, include, override and expect: each is held against every cell
+MAX_STEPS = 10**9
 MAX_DEVICES = 1 << 20
 
 Strategy = Literal["single", "data", "fully-sharded", "tensor", "hybrid"]
@@ -113,8 +114,8 @@ class Measure(Section):
     """How sources that passed are timed; the defaults give each process at least 10 intervals after compilation."""
 
     processes: Count = Field(default=3, description="Fresh processes per source; the process is the sample.")
-    steps: Count = Field(default=120, description="Training steps of each process.")
-    log_every: Count = Field(default=10, description="Steps between two progress lines.")
+    steps: Count = Field(default=120, description="Training steps of each process; no more than the reference has.")
+    log_every: Count = Field(default=10, description="Steps between two progress lines; by default a twelfth of them.")
 
 
 class Run(Section):
@@ -137,6 +138,20 @@ class Run(Section):
             set_there = {name: getattr(other.measure, name) for name in other.measure.model_fields_set}
             update["measure"] = self.measure.model_copy(update=set_there)
         return self.model_copy(update=update)
+
+    def fitted(self, reference: journal.Reference | None) -> Run:
+        """These settings, with defaults that reach no further than a workload's reference does."""
+        measure, reach = self.measure, reference.reach if reference else MAX_STEPS
+        update: dict[str, Any] = {}
+        if "steps" not in self.model_fields_set:
+            update["steps"] = min(self.steps, reach)
+        measured: dict[str, Any] = {}
+        if "steps" not in measure.model_fields_set:
+            measured["steps"] = min(measure.steps, reach)
+        if "log_every" not in measure.model_fields_set:
+            # Twelve lines: two while the probes look, then ten intervals.
+            measured["log_every"] = max(1, measured.get("steps", measure.steps) // 12)
+        return self.model_copy(update={**update, "measure": measure.model_copy(update=measured)})
 
 
 class Override(Section):

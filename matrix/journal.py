@@ -63,6 +63,11 @@ class Reference(Record):
     """Evaluations after earlier steps, where the reference has some."""
     tolerance: dict[str, float]
 
+    @property
+    def reach(self) -> int:
+        """How many steps it covers; it counts from 0 or from 1."""
+        return self.loss[-1][0] + (self.loss[0][0] == 0)
+
 
 class RunRecord(Record):
     """First record of a journal: what was planned, with which tool, where."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -189,27 +188,15 @@ class _Planner:
                 self.check_port(loaded, port)
 
     def check_port(self, job: Workload, port: Source) -> None:
-        """Refuse words that mean nothing anywhere; report those that only this definition does not know.
-
-        Many definitions share a workload, so a port may be for layouts and further axes of another one.
-        """
+        """Refuse a port that says it is for cells which there cannot be."""
         for axis, values in port.serves.items():
             place = (*port.place, "for", axis)
             if axis not in self.known:
-                close = difflib.get_close_matches(axis, [*AXES, *workload.PROPERTIES], n=1, cutoff=0.8)
-                if close:
-                    raise job.document.error(f"unknown axis '{axis}': did you mean '{close[0]}'?", place, key=True)
-                odd = f"the definition has no axis '{axis}', so this port serves no cell"
-                self.notices.append(str(job.document.error(odd, place, key=True)))
-                continue
+                raise job.document.error(f"unknown axis '{axis}': {nearest(axis, self.known)}", place, key=True)
             for index, value in enumerate(values):
-                if value in self.known[axis] or axis in ("workload", "devices", "nodes"):
-                    continue
-                if axis in ("backend", "accelerator", "strategy"):
+                if value not in self.known[axis] and axis not in ("devices", "nodes"):
                     hint = nearest(value, self.known[axis])
                     raise job.document.error(f"unknown {axis} '{value}': {hint}", (*place, index))
-                odd = f"the definition has no {axis} '{value}' for this port to serve"
-                self.notices.append(str(job.document.error(odd, (*place, index))))
 
     def layout(self, name: str) -> journal.Layout:
         found = self.definition.layout(name)
@@ -270,7 +257,7 @@ class _Planner:
             backend=backend,
             accelerator=self.accelerators[axes["accelerator"]],
             implementation=implementation,
-            run=run,
+            run=run.fitted(job.reference_of(implementation) if implementation else None),
             arguments=arguments,
             environment=environment,
             expectation=expected[-1] if expected else None,
@@ -315,7 +302,7 @@ class _Planner:
             if log_every > steps:
                 message = f"log_every is {log_every}, but there are {steps} steps: nothing would be logged"
                 raise self.definition.error(message, self.setting(cell, overrides, *phase, "log_every"))
-            if reference and steps > reference.loss[-1][0]:
+            if reference and steps > reference.reach:
                 message = f"{steps} steps, but the reference of {job.name} ends at step {reference.loss[-1][0]}"
                 raise self.definition.error(message, self.setting(cell, overrides, *phase, "steps"))
         if reference and "dtype" in job.arguments:

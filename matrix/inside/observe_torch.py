@@ -5,7 +5,7 @@ leaf the parameter, and whether a compiled graph stands between them. It is read
 of anything that Dynamo traces; there is no dispatch mode and no module hook, since both would change what compiles.
 
 Private names used (verified with torch 2.6 to 2.13): `Node._input_metadata`, `torch._dynamo.utils.counters`,
-`torch._C._dynamo.eval_frame.skip_code`. Whatever is missing is reported as not seen.
+`torch._C._dynamo.eval_frame.skip_code`, `torch._C._len_torch_dispatch_stack`. Whatever is missing is reported as not seen.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ class Observer:
         self.torch = None
         self.trouble = None
         self.undo = []
-        self.calls = 0
+        self.calls = 0  # of backward by the script itself
+        self.depth = 0  # of backward calls within backward calls: reentrant checkpointing
         self.optimizers = weakref.WeakSet()
         self.work = {}  # device -> elements of values in the graph
         self.dtypes = {}  # dtype -> matmul-like nodes that have it
@@ -62,12 +63,16 @@ class Observer:
 
         @functools.wraps(original)
         def wrapper(*args, **kwargs):
+            self.depth += 1
             try:
                 if args:
                     before(*args)
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.depth -= 1
 
         self.skip(wrapper, self.look, self.walk, self.replace)
         setattr(module, name, wrapper)

@@ -171,7 +171,6 @@ def start(order, launcher):
 
 
 def main():
-    os.setsid()  # Ctrl-C of the terminal reaches the runner, which decides
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: (kill_all(None, hard=True), os._exit(1)))
     prctl(PR_SET_CHILD_SUBREAPER, 1)

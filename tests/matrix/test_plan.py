@@ -38,7 +38,7 @@ implementations:
     ports:
       - {file: portable.py, for: {strategy: single}}
       - {file: ddp.py, launch: torchrun, for: {strategy: data}}
-      - {file: any.py, for: {backend: [torch, torch-compile], layout: dp2}}
+      - {file: any.py, for: {backend: [torch, torch-compile], devices: 2}}
   torch-compile:
     baseline: {file: compiled.py}
 arguments: {steps: --steps, size: --size, seed: --seed, dtype: --dtype, log_every: --log-every}
@@ -296,9 +296,11 @@ def test_what_cannot_be_run_as_written_is_refused_with_its_place(refusal: Refusa
     assert refusal(text).startswith(message)
 
 
-def test_a_default_that_does_not_suit_a_workload_is_told_at_the_workload(refusal: Refusal, toy: Path) -> None:
+def test_defaults_reach_no_further_than_the_reference(planned: Planned, toy: Path) -> None:
     (toy / "reference.csv").write_text("step,loss\n1,2\n20,1\n")
-    assert refusal(HEAD) == "mine.yaml:2:14: 30 steps, but the reference of toy ends at step 20"
+    run = planned(HEAD).cells[-1].run
+    assert (run.steps, run.measure.steps, run.measure.log_every) == (20, 20, 1)
+    assert planned(HEAD + "run: {steps: 5}\n").cells[-1].run.steps == 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bf16", "float64"])
@@ -338,16 +340,21 @@ def test_a_port_for_cells_that_cannot_be_is_refused_with_its_place(
     assert refusal(HEAD, TOY.replace(old, new)) == f"workloads/toy/workload.yaml:{message}"
 
 
-def test_a_port_for_layouts_or_axes_of_another_definition_is_reported_and_serves_no_cell(
-    planned: Planned, tmp_path: Path
-) -> None:
-    workload = TOY.replace("{strategy: data}", "{layout: dp3}").replace("{strategy: single}", "{width: 8, devices: 64}")
-    made = planned(HEAD, workload)
-    assert notices(made, tmp_path) == [
-        "workloads/toy/workload.yaml:7:35: the definition has no axis 'width', so this port serves no cell",
-        "workloads/toy/workload.yaml:8:56: the definition has no layout 'dp3' for this port to serve",
-    ]
-    assert {port.name for cell in made.cells for port in cell.sources()[1]} == {"any.py"}
+@pytest.mark.parametrize(
+    ("serves", "message"),
+    [
+        (
+            "{width: 8}",
+            "8:48: unknown axis 'width': valid: accelerator, backend, devices, layout, nodes, strategy, workload",
+        ),
+        ("{layout: dp3}", "8:56: unknown layout 'dp3': did you mean 'dp2'?"),
+        ("{strategy: dataa}", "8:58: unknown strategy 'dataa': did you mean 'data'?"),
+        ("{backend: [torch, tensorflow]}", "8:65: unknown backend 'tensorflow': valid: jax, torch, torch-compile"),
+    ],
+)
+def test_a_port_for_cells_that_there_cannot_be_is_refused(refusal: Refusal, serves: str, message: str) -> None:
+    said = refusal(HEAD, TOY.replace("{strategy: data}", serves))
+    assert said.removeprefix("workloads/toy/workload.yaml:") == message
 
 
 def test_a_port_may_serve_backends_and_strategies_that_the_matrix_leaves_out(planned: Planned) -> None:

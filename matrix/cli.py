@@ -1,0 +1,177 @@
+"""The command `portmatrix`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from matrix import judge
+from matrix.errors import UsageError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code (see `matrix.judge`)."""
+    parser = _parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    options, rest = parser.parse_known_args(words)
+    if rest and options.command != "run":
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    try:
+        code: int = options.action(options, rest)
+        return code
+    except UsageError as error:
+        print(f"portmatrix: {error}", file=sys.stderr)
+        return judge.EXIT_USAGE
+    except KeyboardInterrupt:
+        return judge.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output has gone
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="portmatrix",
+        description="Does this training code run on other hardware, what has to change, and how fast is it there?",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, help: str, action: object) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        made.set_defaults(action=action)
+        return made
+
+    def common(made: argparse.ArgumentParser) -> None:
+        made.add_argument("definition", help="a YAML file, or the name of a shipped one: smoke, cpu, nightly")
+        made.add_argument("--select", default="", metavar="AXIS=VALUE,...", help="only these cells, exact by axis")
+        made.add_argument(
+            "--python", action="append", default=[], metavar="BACKEND=PATH", help="the interpreter of a backend"
+        )
+
+    made = command("plan", "Show every cell, and what can be shown of it here.", _plan)
+    common(made)
+    made.add_argument("--format", choices=["table", "json", "github"], default="table")
+
+    made = command("run", "Run the cells; arguments that are not listed here go to pytest (-k, -x, --lf ...).", _run)
+    common(made)
+    made.add_argument("-n", "--workers", default="1", metavar="N", help="cells at a time in the correctness phase")
+    made.add_argument("--resume", action="store_true", help="continue the newest run of this definition")
+    made.add_argument("--budget", type=float, metavar="MIN", help="start nothing more after so many minutes")
+    made.add_argument("--live", action="store_true", help="show the output of the one selected cell")
+    made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="where runs are kept")
+
+    made = command("report", "Write a page, a summary, JUnit XML and CSV from journals.", _report)
+    made.add_argument("results", nargs="+", type=Path, help="journals, runs' folders, or folders of runs")
+    made.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+
+    made = command("compare", "Compare two sets of results: newly broken, fixed, slower, faster, lost.", _compare)
+    made.add_argument("base", type=Path)
+    made.add_argument("head", type=Path)
+
+    command("schema", "Print the JSON Schema of a definition, for editors.", _schema)
+    return parser
+
+
+def _version() -> str:
+    from matrix.session import tool_version
+
+    return tool_version()
+
+
+def _workers(text: str) -> int:
+    from matrix.environments import cores
+
+    if text == "auto":
+        return cores()
+    if not text.isdigit() or not 1 <= int(text) <= 1024:
+        raise UsageError(f"-n takes a number of cells at a time or 'auto', got '{text}'")
+    return int(text)
+
+
+def _plan(options: argparse.Namespace, rest: list[str]) -> int:
+    from matrix import listing, runner, session
+
+    asked = session.Options(options.definition, options.select, tuple(options.python))
+    planned = session.make_plan(asked)
+    if options.format == "github":
+        print(json.dumps(listing.as_github(planned)))
+        return 0
+    context = session.context_without_run(asked, planned)
+    notes = {cell.id: runner.obstacle(context, cell) for cell in planned.cells}
+    if options.format == "json":
+        cells = listing.as_json(planned)
+        print(json.dumps([{**cell, "unavailable": notes[cell["cell"]]} for cell in cells], indent=2))
+        return 0
+    words = {name: f"unproven: {note}" if note else "runs here" for name, note in notes.items()}
+    print(listing.as_table(planned, words))
+    for notice in planned.notices:
+        print(f"note: {notice}")
+    return 0
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    from matrix import plugin, session
+
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the user's plugins are for the user's tests
+    if options.budget is not None and not options.budget > 0:
+        raise UsageError(f"--budget takes a positive number of minutes, got {options.budget:g}")
+    asked = session.Options(
+        definition=options.definition,
+        select=options.select,
+        python=tuple(options.python),
+        results=options.results,
+        resume=options.resume,
+        live=options.live,
+        budget_min=options.budget,
+        workers=1 if options.live else _workers(options.workers),
+    )
+    planned = session.make_plan(asked)
+    if asked.live and len(planned.cells) != 1:
+        raise UsageError(f"--live shows one cell, and {len(planned.cells)} are selected: narrow it with --select")
+    opened = session.Session(asked, planned, session.ask(asked, planned))
+    try:
+        return plugin.run(opened, rest)
+    finally:
+        opened.close()
+
+
+def _report(options: argparse.Namespace, rest: list[str]) -> int:
+    from matrix.journal import JournalError
+    from reports.build import build
+
+    try:
+        built = build(options.results, options.output)
+    except JournalError as error:
+        raise UsageError(str(error)) from None
+    print(f"wrote {', '.join(str(path) for path in built.paths)}")
+    return 0
+
+
+def _compare(options: argparse.Namespace, rest: list[str]) -> int:
+    from reports.compare import compare
+
+    from matrix.journal import JournalError
+
+    try:
+        found = compare([options.base], [options.head])
+    except JournalError as error:
+        raise UsageError(str(error)) from None
+    print(found.text())
+    return found.exit_code
+
+
+def _schema(options: argparse.Namespace, rest: list[str]) -> int:
+    from matrix.definition import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""The pytest plugin: a cell is a test item; after the last one, what passed is measured with nothing beside it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from matrix import judge, runner, session
+from matrix.attempt import Context, blank
+from matrix.journal import AttemptRecord
+from matrix.judge import CellVerdict
+from matrix.plan import Cell, Plan
+from matrix.session import Session
+
+MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"
+WORKERINPUT = "portmatrix"
+
+
+class CellFailed(Exception):
+    """A cell that is not as the definition expects."""
+
+    def __init__(self, verdict: CellVerdict):
+        super().__init__(verdict.why)
+        self.verdict = verdict
+
+
+class CellItem(pytest.Item):
+    """A cell as a test: it runs its attempts, and fails, skips or xfails by the cell's verdict."""
+
+    cell: Cell
+    context: Context
+    budget_end: float | None
+    made: list[AttemptRecord]
+
+    def runtest(self) -> None:
+        self.made = []
+        if self.budget_end is not None and time.monotonic() > self.budget_end:
+            pytest.skip("not run: the budget is used up")
+        try:
+            for attempt in runner.correctness(self.context, self.cell):
+                self.made.append(attempt)
+        except Exception as error:
+            self.made.append(_tool_error(self.context, self.cell, error))
+        prior = [attempt for attempt in self.context.prior if attempt.cell == self.cell.id]
+        verdict = judge.judge([self.cell.planned()], [*prior, *self.made])[0]
+        if verdict.verdict == "error" or not verdict.as_expected:
+            raise CellFailed(verdict)
+        if verdict.expectation == "met" and verdict.cell.expectation:
+            pytest.xfail(f"{verdict.cause}: {verdict.cell.expectation.reason}")
+        if verdict.verdict == "unproven":
+            pytest.skip(verdict.why)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, CellFailed):
+            return explain(excinfo.value.verdict)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, self.cell.id
+
+
+def _tool_error(context: Context, cell: Cell, error: Exception) -> AttemptRecord:
+    text = "".join(traceback.format_exception(error))
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        known = blank(context, cell, None)
+    except Exception:  # the very files of the cell cannot be read
+        known = {"run": context.run, "machine": context.machine, "cell": cell.id, "key": "", "axes": dict(cell.axes)}
+    return AttemptRecord(**known, outcome="error", reason=reason, environment={"tool_traceback": text})
+
+
+def explain(verdict: CellVerdict) -> str:
+    """A failed cell in words: the cause, the place in the user's code, the rest."""
+    attempt = verdict.attempt
+    failure = attempt.failure if attempt else None
+    lines = []
+    if failure is None:
+        state = {"passed": "passes, although it is expected to fail: remove the expectation"}.get(verdict.expectation)
+        lines.append(state or f"{verdict.verdict}: {verdict.why}")
+        if attempt and "tool_traceback" in attempt.environment:
+            lines.append(attempt.environment["tool_traceback"])
+    else:
+        lines.append(f"{failure.cause}: {failure.message}")
+        if verdict.expectation == "other-cause" and verdict.cell.expectation:
+            lines.append(f"expected was {verdict.cell.expectation.cause}")
+        if verdict.expectation == "expired" and verdict.cell.expectation:
+            lines.append(f"the expectation held until {verdict.cell.expectation.until}")
+        if failure.frame:
+            lines.append(f"at {failure.frame}")
+            wanted = int(failure.frame.rpartition(":")[2])
+            lines += [f"{'>' if number == wanted else ' '} {number:4} {text}" for number, text in failure.excerpt]
+        for rank, stack in failure.stacks.items():
+            lines.append(f"rank {rank}:\n{stack}")
+    if verdict.cell.required and not verdict.executed:
+        lines.append("required by the definition, and not executed")
+    if attempt and attempt.reproduce:
+        lines.append(f"by hand: {attempt.reproduce}")
+    return "\n".join(lines)
+
+
+class DefinitionFile(pytest.File):
+    """A definition as pytest collects it."""
+
+    def collect(self) -> Iterator[CellItem]:
+        state = self.config.stash[STATE]
+        for cell in state.plan.cells:
+            item = CellItem.from_parent(self, name=cell.id)
+            item.cell, item.context, item.budget_end = cell, state.context, state.budget_end
+            item.made = []
+            yield item
+
+
+class State:
+    """What the plugin knows in this process: the controller's session, or what a worker was told."""
+
+    def __init__(self, plan: Plan, context: Context, budget_end: float | None, controller: Session | None):
+        self.plan = plan
+        self.context = context
+        self.budget_end = budget_end
+        self.controller = controller
+
+
+STATE = pytest.StashKey[State]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    told = getattr(config, "workerinput", None)
+    if told is not None:
+        plan, context = session.unpack(told[WORKERINPUT])
+        config.stash[STATE] = State(plan, context, told.get("portmatrix_budget_end"), None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    state = node.config.stash[STATE]
+    node.workerinput[WORKERINPUT] = session.pack(state.controller)
+    node.workerinput["portmatrix_budget_end"] = state.budget_end
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> DefinitionFile | None:
+    state = parent.config.stash.get(STATE, None)
+    if state is None or file_path != state.plan.definition.path:
+        return None
+    return DefinitionFile.from_parent(parent, path=file_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report: Any = yield
+    if call.when == "call" and isinstance(item, CellItem):
+        # An attribute, not a property of JUnit's: xdist carries it to the controller.
+        report.portmatrix = [attempt.model_dump(mode="json", by_alias=True) for attempt in item.made]
+        report.portmatrix_cell = item.cell.id
+    return report
+
+
+class Controller:
+    """What only the controller does: write the journal, measure, report progress."""
+
+    def __init__(self, controlled: Session, progress: Any):
+        self.session = controlled
+        self.progress = progress
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        for raw in getattr(report, "portmatrix", ()):
+            self.session.record(AttemptRecord.model_validate(raw))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        result: Any = yield
+        if not session.shouldstop and not session.shouldfail and not session.config.option.collectonly:
+            self.measure(session.config.stash[STATE].budget_end)
+        return result
+
+    def measure(self, budget_end: float | None) -> None:
+        """Phase 2: processes of every cell that passed, in turns, one at a time."""
+        context = self.session.context()
+        waiting = []
+        for cell in self.session.plan.cells:
+            attempts = [a for a in self.session.attempts if a.cell == cell.id]
+            source = runner.passing(cell, attempts)
+            if source is not None:
+                done = runner.measured(context, cell, source, attempts)
+                waiting += [(turn, cell, source) for turn in range(done, cell.run.measure.processes)]
+        waiting.sort(key=lambda each: each[0])  # stable: process 1 of every cell, then process 2
+        if not waiting:
+            return
+        self.progress.measuring(len(waiting))
+        with filelock.FileLock(MEASURE_LOCK, mode=0o666):
+            for turn, cell, source in waiting:
+                if budget_end is not None and time.monotonic() > budget_end:
+                    self.progress.note("the budget is used up: not everything was measured")
+                    return
+                attempt = self.session.record(runner.measure(context, cell, source))
+                self.progress.measured(cell, turn + 1, attempt)
+
+
+def run(controlled: Session, arguments: list[str]) -> int:
+    """Run a session under pytest.
+
+    Args:
+        controlled: the open session.
+        arguments: further arguments for pytest (`-k`, `-x`, `--lf`, `--junitxml` ...).
+
+    Returns:
+        The exit code, by `matrix.judge`; 130 when interrupted, 2 for arguments that pytest refuses.
+    """
+    from matrix.terminal import Progress
+
+    options = controlled.options
+    progress = Progress(controlled)
+    budget_end = time.monotonic() + 60 * options.budget_min if options.budget_min is not None else None
+    words = [
+        f"--rootdir={controlled.plan.definition.folder}",
+        f"--config-file={Path(__file__).with_name('pytest.ini')}",
+        f"--override-ini=cache_dir={options.results.absolute() / '.cache'}",
+        "--noconftest",
+        "--capture=no",
+        "--quiet",
+        "-p",
+        "matrix.plugin",
+        "-p",
+        "xdist.plugin",
+        *(["-n", str(options.workers), "--maxschedchunk=1"] if options.workers > 1 else []),
+        *arguments,
+        str(controlled.plan.definition.path),
+    ]
+
+    class Setup:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_configure(self, config: pytest.Config) -> None:
+            config.stash[STATE] = State(controlled.plan, controlled.context(), budget_end, controlled)
+
+    ended = pytest.main(words, plugins=[Setup(), Controller(controlled, progress), progress])
+    progress.close()
+    code = _exit_code(int(ended), controlled, progress.stopped)
+    progress.summary(controlled.verdicts(), code)
+    return code
+
+
+def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
+    """Pytest's exit code as one of ours; a run that came to its end says so in its journal."""
+    if ended == pytest.ExitCode.INTERRUPTED and not stopped:
+        return judge.EXIT_INTERRUPTED
+    if ended == pytest.ExitCode.USAGE_ERROR:
+        return judge.EXIT_USAGE
+    if ended == pytest.ExitCode.INTERNAL_ERROR:
+        print("the tool itself failed; what had been found until then is in the journal", file=sys.stderr)
+        return judge.EXIT_TOOL_ERROR
+    final = judge.exit_code(controlled.verdicts())
+    controlled.end(final)
+    return final
