@@ -159,6 +159,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         # An attribute, not a property of JUnit's: xdist carries it to the controller.
         report.portmatrix = [attempt.model_dump(mode="json", by_alias=True) for attempt in item.made]
         report.portmatrix_cell = item.cell.id
+        report.portmatrix_failure = str(report.longrepr) if report.failed else ""
     return report
 
 

@@ -19,6 +19,7 @@ from matrix.judge import CellVerdict
 from matrix.plan import Cell
 from matrix.session import Session
 
+MAX_DETAILS = 40  # lines of a failure; the journal has the rest
 TICK_S = 1.0  # between two drawings of the status line
 
 SYMBOLS = {
@@ -47,6 +48,8 @@ class Quiet(TerminalReporter):
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None: ...
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None: ...
     def pytest_runtest_logfinish(self, nodeid: str) -> None: ...
+    def write(self, content: str, *, flush: bool = False, **markup: bool) -> None: ...
+    def rewrite(self, line: str, **markup: bool) -> None: ...
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         return []
 
@@ -125,7 +128,7 @@ class Progress:
         self.spent += time.monotonic() - began
         cell = report.portmatrix_cell
         verdict = next(each for each in self.session.verdicts() if each.cell.cell == cell)
-        self._verdict(verdict, time.monotonic() - began, getattr(report, "longreprtext", "") if report.failed else "")
+        self._verdict(verdict, time.monotonic() - began, report.portmatrix_failure)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.stopped = bool(session.shouldstop or session.shouldfail)
@@ -156,7 +159,7 @@ class Progress:
             self.writer.write(f" {verdict.cell.cell}  ")
             self.writer.write(f"{_plain(words)}{took}\n", light=True)
             if details and not verdict.as_expected:
-                for line in details.splitlines()[:40]:
+                for line in details.splitlines()[:MAX_DETAILS]:
                     self.writer.write(f"          {_plain(line)}\n", light=True)
             self.writer.flush()
 

@@ -5,7 +5,8 @@ leaf the parameter, and whether a compiled graph stands between them. It is read
 of anything that Dynamo traces; there is no dispatch mode and no module hook, since both would change what compiles.
 
 Private names used (verified with torch 2.6 to 2.13): `Node._input_metadata`, `torch._dynamo.utils.counters`,
-`torch._C._dynamo.eval_frame.skip_code`, `torch._C._len_torch_dispatch_stack`. Whatever is missing is reported as not seen.
+`torch._C._dynamo.eval_frame.skip_code`, `torch._C._len_torch_dispatch_stack`. Whatever is missing is reported as not
+seen.
 """
 
 import hashlib
@@ -94,14 +95,17 @@ class Observer:
     def look(self, tensors):
         """Read the graph behind the tensors that a backward call starts from."""
         torch = self.torch
+        if torch._C._len_torch_dispatch_stack():
+            return  # a compiler traces its own backward, with tensors that hold nothing
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         roots = [
             tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None
         ]
-        self.calls += 1
+        if self.depth == 1:
+            self.calls += 1
         if self.calls < ENOUGH:
             self.walk(roots)
-        else:
+        elif self.depth == 1:
             self.enough()
 
     def walk(self, roots):
