@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +57,23 @@ def build(paths: Iterable[Path], out: Path, today: datetime.date | None = None) 
     Raises:
         UsageError: there is no readable journal.
     """
-    today = today or datetime.datetime.now(datetime.UTC).date()
+    with _without_collector():
+        return _build(paths, out, today or datetime.datetime.now(datetime.UTC).date())
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the search for reference cycles: records hold none, and looking through 100,000 takes half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _build(paths: Iterable[Path], out: Path, today: datetime.date) -> Built:
     evidence = load(paths, today)
     notes = banners(evidence, today)
     out.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from reports import words
 from reports.merge import Evidence, Row
-from reports.metrics import Sample, speed
+from reports.metrics import Sample
 from reports.text import clipped, one_line
 
 # A spreadsheet takes a text that begins so for a formula (https://owasp.org/www-community/attacks/CSV_Injection);
@@ -43,7 +43,7 @@ def axis_names(rows: Iterable[Row]) -> list[str]:
 
 
 def _csv_line(row: Row, axes: list[str]) -> dict[str, Value]:
-    verdict, attempt, measured = row.verdict, row.verdict.attempt, speed(row.verdict)
+    verdict, attempt, measured = row.verdict, row.verdict.attempt, row.speed
     failure = attempt.failure if attempt else None
     metrics = attempt.metrics if attempt else None
     line: dict[str, Value] = {"cell": row.cell, "machine": row.machine}

@@ -22,15 +22,16 @@ class Grid:
     columns: tuple[tuple[str, str, str], ...]
     lines: tuple[tuple[str, tuple[tuple[Row, ...], ...]], ...]
 
-    def spans(self, depth: int) -> list[tuple[str, int]]:
-        """Header cells of level `depth` (0 backend, 1 accelerator, 2 layout): text, and how many columns it spans."""
-        spans: list[tuple[str, int]] = []
+    def spans(self, depth: int) -> list[tuple[str, int, int]]:
+        """Header cells of level `depth` (0 backend, 1 accelerator, 2 layout): text, first column, number of columns."""
+        spans: list[tuple[str, int, int]] = []
         previous: tuple[str, ...] | None = None
-        for column in self.columns:
+        for number, column in enumerate(self.columns):
             if column[: depth + 1] == previous:
-                spans[-1] = (spans[-1][0], spans[-1][1] + 1)
+                text, first, width = spans[-1]
+                spans[-1] = (text, first, width + 1)
             else:
-                spans.append((column[depth], 1))
+                spans.append((column[depth], number, 1))
             previous = column[: depth + 1]
         return spans
 

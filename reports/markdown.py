@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from reports import words
 from reports.grid import grid
 from reports.merge import Evidence, Row
-from reports.metrics import Speed, speed
-from reports.overview import Banner, Signature, by_target, headline, signatures, tally
+from reports.metrics import Speed
+from reports.overview import Banner, Signature, by_target, expectations, headline, particulars, signatures, tally
 from reports.text import count, one_line
 from reports.units import memory, number, seconds
 
@@ -76,6 +76,7 @@ def summary(evidence: Evidence, banners: Sequence[Banner], limit: int = LIMIT) -
     total = tally(evidence.rows)
     page = _Page(limit - 200)
     page.add(f"## {headline(total)}", "")
+    page.add(f"{particulars(total)} **{expectations(total)}**".strip(), "")
     definition = {journal.run.definition for journal in evidence.journals}
     facts = [
         f"{total.executed:,} of {count(total.total, 'cell')} executed",
@@ -168,7 +169,7 @@ def _failures(groups: Sequence[Signature]) -> Iterable[str]:
         if group.ported:
             number_of += f"{' + ' if number_of else ''}{len(group.ported):,} cured by a port"
         cause = words.cause(group.cause)
-        said = code(group.cause, 40) + (f" {plain(cause.words, 160)}" if cause.words != group.cause else "")
+        said = code(group.cause, 40) + (f" {plain(cause.words, 160)}" if cause.words else "")
         where = code(group.frame, 80) if group.frame else ""
         yield _line(number_of, said, code(group.message, 200), where, code(group.rows[0].cell))
 
@@ -176,7 +177,7 @@ def _failures(groups: Sequence[Signature]) -> Iterable[str]:
 def _speeds(evidence: Evidence) -> Iterable[str]:
     several = len(evidence.machines) > 1
     for row in evidence.rows:
-        measured = speed(row.verdict)
+        measured = row.speed
         if measured is None:
             continue
         yield _line(

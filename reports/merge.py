@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from matrix.errors import UsageError
 from matrix.journal import AttemptRecord, Journal, JournalError, PlannedCell, find, read
 from matrix.judge import CellVerdict, judge_cell
+from reports.metrics import Speed, speed
 from reports.units import parsed
 
 
@@ -38,6 +40,11 @@ class Row:
     @property
     def axes(self) -> dict[str, str]:
         return self.verdict.cell.axes
+
+    @cached_property
+    def speed(self) -> Speed | None:
+        """How fast the cell is here; None when it was not measured."""
+        return speed(self.verdict)
 
     @property
     def decided_in(self) -> Journal:

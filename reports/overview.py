@@ -61,12 +61,12 @@ class Tally:
 
     @property
     def evidence_words(self) -> str:
-        """`3 compiled, 2 without evidence`; strongest evidence first."""
+        """`3 compiled, 2 without evidence`, strongest first; only the word where all have the same: `compiled`."""
         order = [name for name in words.EVIDENCE if name != "none" and self.evidence[name]]
         parts = [f"{self.evidence[name]:,} {name}" for name in order]
         if self.evidence["none"]:
             parts.append(f"{self.evidence['none']:,} without evidence")
-        return ", ".join(parts)
+        return ", ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2] if parts else ""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def signatures(rows: Iterable[Row]) -> list[Signature]:
             continue
         failure = attempt.failure
         if failure is None:
-            cause, message, frame = "error", attempt.reason or "the tool failed", None
+            cause, message, frame = words.TOOL_ERROR, attempt.reason or "the tool failed", None
         else:
             cause, message, frame = failure.cause, failure.message, failure.frame
         key = (failure.signature if failure else "") or f"{cause}: {one_line(message, 120)} {frame or ''}".strip()
@@ -143,28 +143,46 @@ def failed_attempt(verdict: CellVerdict) -> AttemptRecord | None:
 
 
 def headline(total: Tally) -> str:
-    """The answer in one or two sentences."""
-    good = total.verdicts["as-is"] + total.verdicts["ported"]
+    """The answer in one sentence. Only executed cells enter the score."""
     if not total.total:
         return "Nothing was planned."
     if not total.executed:
         return f"None of {count(total.total, 'cell')} was executed, so nothing is proven."
-    parts = [f"{total.verdicts['as-is']:,} as is"]
+    good = total.verdicts["as-is"] + total.verdicts["ported"]
+    of = f"of {count(total.executed, 'executed cell')}"
+    if not good:
+        return f"None {of} runs."
+    ran = f"{good:,} {of} {'runs' if good == 1 else 'run'}"
+    if not total.verdicts["ported"]:
+        return f"{ran}, unchanged."
+    if not total.verdicts["as-is"]:
+        return f"{ran}, none of them unchanged."
+    return f"{ran}, {total.verdicts['as-is']:,} of them unchanged."
+
+
+def particulars(total: Tally) -> str:
+    """The sentence after the headline: what had to change, what is broken, what is not known."""
+    parts = []
     if total.verdicts["ported"]:
         median = total.median_changed
         change = f" (median {count(round(median), 'changed line')})" if median is not None else ""
         parts.append(f"{total.verdicts['ported']:,} after a port{change}")
-    rest = []
-    labels: dict[Verdict, str] = {"broken": "broken", "refused": "refused by the compiler", "unproven": "unproven"}
-    for verdict, label in labels.items():
-        number = total.verdicts[verdict]
-        if number:
-            rest.append(f"{number:,} {'is' if number == 1 else 'are'} {label}")
+    if total.verdicts["broken"]:
+        parts.append(f"{total.verdicts['broken']:,} broken")
+    if total.verdicts["refused"]:
+        parts.append(f"{total.verdicts['refused']:,} refused by the target's compiler")
+    if total.verdicts["unproven"]:
+        parts.append(f"{total.verdicts['unproven']:,} unproven ({total.evidence_words})")
     if total.verdicts["error"]:
-        rest.append(f"{total.verdicts['error']:,} ended in an error of the tool")
-    ran = f"{good:,} of {count(total.total, 'cell')} {'runs' if good == 1 else 'run'}"
-    sentence = f"{ran}: {', '.join(parts)}." if good else f"None of {count(total.total, 'cell')} runs."
-    return f"{sentence} {listing(rest).capitalize()}." if rest else sentence
+        parts.append(f"{total.verdicts['error']:,} ended in an error of the tool")
+    return f"{listing(parts)}." if parts else ""
+
+
+def expectations(total: Tally) -> str:
+    """Whether the results are what the definition expects."""
+    if not total.unexpected:
+        return "Everything is as expected."
+    return f"{count(total.unexpected, 'cell')} {'is' if total.unexpected == 1 else 'are'} not as expected."
 
 
 @dataclass(frozen=True)

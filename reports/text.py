@@ -39,6 +39,8 @@ def visible(text: str) -> str:
 
 def one_line(text: str, limit: int = 300) -> str:
     """`text` in one visible line of at most `limit` characters; a longer one ends in an ellipsis."""
+    if len(text) <= limit and text.isprintable() and text.isascii():  # nearly all texts
+        return text
     if len(text) > 8 * limit:  # enough of it, so that a message of megabytes costs nothing
         text = text[: 8 * limit] + "…"
     text = visible(" ".join(visible(text).split()))

@@ -5,6 +5,20 @@ from __future__ import annotations
 import datetime
 import math
 
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -67,4 +81,4 @@ def parsed(stamp: str) -> datetime.datetime | None:
 def moment(stamp: str) -> str:
     """A time stamp in words: `12 June 2026, 14:03 UTC`; the text itself when it is none."""
     time = parsed(stamp)
-    return f"{time.day} {time:%B %Y, %H:%M} UTC" if time else stamp
+    return f"{time.day} {MONTHS[time.month - 1]} {time.year}, {time.hour:02}:{time.minute:02} UTC" if time else stamp

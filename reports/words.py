@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Final
 
+from matrix.failures import CAUSES
 from matrix.judge import CellVerdict, Verdict
 from reports.text import one_line
 from reports.units import lines
@@ -18,16 +18,19 @@ class Word:
     symbol: str
     letter: str
     label: str
+    short: str
     meaning: str
 
 
 VERDICTS: Final[dict[Verdict, Word]] = {
-    "as-is": Word("●", "o", "as is", "the baseline script passed, unchanged"),
-    "ported": Word("◐", "p", "ported", "the baseline failed, a port of it passed"),
-    "broken": Word("✕", "X", "broken", "it was executed, and everything failed"),
-    "refused": Word("⊘", "R", "refused", "not executed; the target's compiler refuses it"),
-    "unproven": Word("○", ".", "unproven", "not executed here, or with nothing to hold the result against"),
-    "error": Word("!", "!", "error", "the tool itself failed; says nothing about the script"),
+    "as-is": Word("●", "o", "as is", "unchanged", "the baseline script passed, unchanged"),
+    "ported": Word("◐", "p", "ported", "changed lines", "the baseline failed, a port of it passed"),
+    "broken": Word("✕", "X", "broken", "executed, and failed", "it was executed, and everything failed"),
+    "refused": Word("⊘", "R", "refused", "by the target's compiler", "not executed; the target's compiler refuses it"),
+    "unproven": Word(
+        "○", ".", "unproven", "not executed", "not executed here, or with nothing to hold the result against"
+    ),
+    "error": Word("!", "!", "error", "of the tool itself", "the tool itself failed; says nothing about the script"),
 }
 
 EVIDENCE: Final[dict[str, str]] = {
@@ -48,6 +51,10 @@ EXPECTATIONS: Final[dict[str, str]] = {
 }
 
 
+TOOL_ERROR: Final = "error"
+"""Stands where a cause would, for an attempt that the tool itself failed."""
+
+
 @dataclass(frozen=True)
 class CauseWords:
     """What a cause means, and what a user can do about it."""
@@ -57,13 +64,11 @@ class CauseWords:
 
 
 def cause(name: str) -> CauseWords:
-    """The words of a cause; those of a name that the table lacks are the name itself."""
-    try:
-        table = importlib.import_module("matrix.failures").CAUSES
-    except ModuleNotFoundError:
-        table = {}
-    found = table.get(name)
-    return CauseWords(found.words, found.advice) if found else CauseWords(name.replace("-", " "), "")
+    """The words of a cause; a name that the table lacks (another tool version wrote it) has none."""
+    if name == TOOL_ERROR:
+        return CauseWords("The tool itself failed; this says nothing about the script.", "Run it again with --resume.")
+    found = CAUSES.get(name)
+    return CauseWords(found.words, found.advice) if found else CauseWords("", "")
 
 
 def short(verdict: CellVerdict) -> str:

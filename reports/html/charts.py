@@ -42,8 +42,8 @@ class _Axes:
             y = self.y(tick)
             parts.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
             parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{show(tick)}</text>')
-        for x, anchor in ((self.x_low, "start"), (self.x_high, "end")):
-            parts.append(f'<text x="{self.x(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{x:.0f}</text>')
+        for x, anchor in ((math.ceil(self.x_low), "start"), (math.floor(self.x_high), "end")):
+            parts.append(f'<text x="{self.x(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{x}</text>')
         middle = (LEFT + WIDTH - RIGHT) / 2
         parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">step</text>')
         return "".join(parts)
@@ -112,7 +112,8 @@ def deviation(points: Points, reference: Points, tolerance: float | None) -> str
     ends = [*positive, *([tolerance] if tolerance else [])]
     low = math.floor(math.log10(max(min(ends), max(ends) * 1e-9)))
     high = math.ceil(math.log10(max(ends) * 1.5))
-    axes = _Axes(off[0][0], off[-1][0], low, max(high, low + 1))
+    inset = (off[-1][0] - off[0][0]) * 0.02 or 0.5
+    axes = _Axes(off[0][0] - inset, off[-1][0] + inset, low, max(high, low + 1))
     step = math.ceil((high - low) / 4) or 1
     body = [axes.frame(range(low, high + 1, step), lambda v: f"1e{v:.0f}")]
     if tolerance:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from markupsafe import Markup
 
 from reports.exports import axis_names
-from reports.html.sections import Detail, section
+from reports.html.sections import Detail, Group, section
 from reports.merge import Row
 from reports.text import one_line
 
@@ -43,8 +43,22 @@ def index(rows: Sequence[Row], ids: Sequence[str], signatures: dict[int, str]) -
     return as_json({"keys": keys, "rows": table})
 
 
-def chunks(rows: Iterable[Row], detail: Detail) -> Iterator[Markup]:
-    """The sections of `CHUNK` cells at a time, made when asked for, so that a large report is never whole in memory."""
+def chunks(rows: Iterable[Row], detail: Detail) -> Iterator[tuple[str, Markup]]:
+    """Name and content of data elements, made when asked for, so that a large report is never whole in memory.
+
+    First the sections of `CHUNK` cells at a time, then, as `shared`, what they refer to: an environment or a
+    difference of sources stands in the page once, and `["shared", number]` where a cell shows it.
+    """
     waiting = iter(rows)
-    while batch := list(islice(waiting, CHUNK)):
-        yield as_json([section(row, detail) for row in batch])
+    for number in count():
+        batch = list(islice(waiting, CHUNK))
+        if not batch:
+            break
+        yield f"chunk-{number}", as_json([[_group(group, detail) for group in section(row, detail)] for row in batch])
+    yield "shared", as_json([block for _, block in detail.shared.values()])
+
+
+def _group(group: Group, detail: Detail) -> Group:
+    """A group, with a reference in the place of each block that cells share."""
+    heading, blocks = group
+    return heading, [("shared", detail.shared[id(b)][0]) if id(b) in detail.shared else b for b in blocks]

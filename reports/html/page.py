@@ -7,6 +7,7 @@ import datetime
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,15 +17,16 @@ from markupsafe import Markup
 
 from matrix.judge import Verdict, exit_code
 from reports import units, words
-from reports.grid import grid, label
+from reports.grid import Grid, grid, label
 from reports.html import data
 from reports.html.sections import Detail, section
 from reports.merge import Evidence, Row
-from reports.metrics import Speed, speed
+from reports.metrics import Speed
 from reports.overview import (
     Banner,
     Tally,
     by_target,
+    expectations,
     headline,
     last_moment,
     signatures,
@@ -36,8 +38,9 @@ FOLDER = Path(__file__).parent
 INLINE_CELLS = 400
 """Up to here the sections are in the page itself, readable without its script; beyond, the script draws them."""
 LEAN_CELLS = 3_000
-"""Beyond here, cells that run are shown without drawings and logs, and long tables are cut (cells.csv has all)."""
-TABLE_LINES = 400
+"""Beyond here, cells that run are shown without drawings and logs, and tracebacks are shorter."""
+MOST_ENTRIES = 100
+"""Unexpected cells, groups of failures and tables of throughput in the page; what is left out is said there."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,21 @@ class Segment:
 
 @dataclass(frozen=True)
 class SpeedLine:
-    """A measured cell; `share` is its throughput over the fastest of the same layout, None where not comparable."""
+    """A measured cell.
+
+    Attributes:
+        id: of its section.
+        share: its throughput over that of the fastest comparable one in the same layout; None where it has no peer.
+        bar: its throughput in per cent of the largest beside it, for the eye.
+        first: whether a layout begins here.
+    """
 
     row: Row
     id: str
     speed: Speed
     share: float | None
     bar: float
+    first: bool
 
 
 def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today: datetime.date) -> None:
@@ -72,7 +83,7 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
     detail = Detail(lean=lean)
     script = (FOLDER / "script.js").read_text(encoding="utf-8")
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
-    total = tally(rows)
+    total, table = tally(rows), grid(rows)
     speeds = list(_speeds(rows, by_row))
     context: dict[str, Any] = {
         "policy": _policy(script, style),
@@ -80,14 +91,17 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
         "style": Markup(style),
         "title": ", ".join(dict.fromkeys(journal.run.definition for journal in evidence.journals)),
         "headline": headline(total),
+        "expectations": expectations(total),
         "facts": _facts(evidence, total),
+        "machines": _machines(evidence),
         "banners": banners,
         "targets": [(b, a, each, _bar(each)) for (b, a), each in by_target(rows).items()],
         "total": total,
         "verdict_words": words.VERDICTS,
         "unexpected": [row for row in rows if not row.verdict.as_expected],
         "several": len(evidence.machines) > 1,
-        "grid": grid(rows),
+        "grid": table,
+        "edges": _edges(table),
         "groups": groups,
         "speeds": speeds,
         "rows": rows,
@@ -98,7 +112,7 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
         "chunks": () if inline else data.chunks(rows, detail),
         "chunk": data.CHUNK,
         "index": data.index(rows, ids, in_group),
-        "limit": TABLE_LINES,
+        "most": MOST_ENTRIES,
         "exit_code": exit_code(evidence.verdicts),
         "made": today.isoformat(),
     }
@@ -164,16 +178,16 @@ def _facts(evidence: Evidence, total: Tally) -> list[tuple[str, str]]:
     when = units.moment(max(last_moment(journal) for journal in evidence.journals))
     if len(evidence.journals) > 1:
         when = f"{units.moment(first.run.started)}, to {when}"
-    machines = {journal.run.machine: _host(journal.run.host) for journal in evidence.journals}
-    where = "; ".join(f"{name} ({host})" if host else name for name, host in list(machines.items())[:4])
-    if len(machines) > 4:
-        where += f"; and {len(machines) - 4} more"
     return [
         ("Executed", f"{total.executed:,} of {count(total.total, 'cell')}"),
         ("When", when),
-        ("Machine" if len(machines) == 1 else "Machines", where),
         ("Tool", f"portmatrix {last.run.tool}"),
     ]
+
+
+def _machines(evidence: Evidence) -> list[tuple[str, str]]:
+    """Name and description of each machine."""
+    return list({journal.run.machine: _host(journal.run.host) for journal in evidence.journals}.items())
 
 
 def _host(host: dict[str, Any]) -> str:
@@ -199,11 +213,19 @@ def _bar(total: Tally) -> list[Segment]:
     return segments
 
 
+def _edges(table: Grid) -> list[str]:
+    """For each column, the class that draws a line before it where a backend or an accelerator begins."""
+    edges = [""]
+    for before, column in pairwise(table.columns):
+        edges.append("" if before[:2] == column[:2] else "edge" if before[0] == column[0] else "edge strong")
+    return edges
+
+
 def _speeds(rows: Iterable[Row], ids: dict[int, str]) -> Iterable[tuple[str, str, str, list[SpeedLine]]]:
     """Measured cells by workload, accelerator and machine; only such cells stand beside each other."""
     found: dict[tuple[str, str, str], list[tuple[Row, Speed]]] = {}
     for row in rows:
-        measured = speed(row.verdict)
+        measured = row.speed
         if measured is not None:
             key = label(row), row.axes.get("accelerator", ""), row.machine
             found.setdefault(key, []).append((row, measured))
@@ -211,10 +233,14 @@ def _speeds(rows: Iterable[Row], ids: dict[int, str]) -> Iterable[tuple[str, str
         order = list(dict.fromkeys(row.axes.get("layout", "") for row, _ in pairs))
         pairs.sort(key=lambda pair: order.index(pair[0].axes.get("layout", "")))
         top = max((s.throughput.median for _, s in pairs if s.throughput), default=0) or 1
-        yield *key, [_speed_line(row, each, pairs, top, ids[id(row)]) for row, each in pairs]
+        lines, layout = [], None
+        for row, each in pairs:
+            lines.append(_speed_line(row, each, pairs, top, ids[id(row)], row.axes.get("layout") != layout))
+            layout = row.axes.get("layout")
+        yield *key, lines
 
 
-def _speed_line(row: Row, each: Speed, pairs: list[tuple[Row, Speed]], top: float, name: str) -> SpeedLine:
+def _speed_line(row: Row, each: Speed, pairs: list[tuple[Row, Speed]], top: float, name: str, first: bool) -> SpeedLine:
     rate = each.throughput.median if each.throughput else 0.0
     peers = [
         other.throughput.median
@@ -223,4 +249,4 @@ def _speed_line(row: Row, each: Speed, pairs: list[tuple[Row, Speed]], top: floa
         if other_row.axes.get("layout") == row.axes.get("layout")
     ]
     share = rate / max(peers) if each.comparable and each.throughput and len(peers) > 1 and max(peers) else None
-    return SpeedLine(row, name, each, share, 100 * rate / top)
+    return SpeedLine(row, name, each, share, 100 * rate / top, first)

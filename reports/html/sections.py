@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from reports import words
 from reports.html import charts
 from reports.html.logs import LogReader
 from reports.merge import Row
-from reports.metrics import Sample, Speed, speed
+from reports.metrics import Sample, Speed
 from reports.overview import failed_attempt
 from reports.text import clipped, count, one_line, visible
 from reports.units import lines as changed_lines
@@ -37,11 +37,29 @@ class Detail:
 
     lean: bool = False
     logs: LogReader = field(default_factory=LogReader)
-    _diffs: dict[tuple[str, str], Block] = field(default_factory=dict)
+    shared: dict[int, tuple[int, Block]] = field(default_factory=dict)
+    """Blocks that several cells may hold, by the identity of the block: its number, and the block."""
+    _known: dict[object, Block] = field(default_factory=dict)
 
     @property
     def traceback(self) -> int:
         return 8_000 if self.lean else 64_000
+
+    def diff(self, old: str, before: str, new: str, after: str) -> Block:
+        """The difference of two sources, by name and text; worked out once for all the cells that share it."""
+        return self._share((old, before, new, after), lambda: _diff(old, new, before, after))
+
+    def environment(self, attempt: AttemptRecord | None) -> list[Block]:
+        """The environment of an attempt; cells of one run mostly share it."""
+        if attempt is None or not attempt.environment:
+            return []
+        return [self._share(repr(attempt.environment), lambda: _environment(attempt.environment))]
+
+    def _share(self, key: object, make: Callable[[], Block]) -> Block:
+        if key not in self._known:
+            block = self._known[key] = make()
+            self.shared[id(block)] = len(self.shared), block
+        return self._known[key]
 
 
 def section(row: Row, detail: Detail) -> list[Group]:
@@ -56,19 +74,21 @@ def section(row: Row, detail: Detail) -> list[Group]:
         ("Required changes", list(_changes(row, detail))),
         ("Logs", list(_logs(row, detail))),
         ("Attempts", list(_attempts(row))),
-        ("Environment", list(_environment(row))),
+        ("Environment", detail.environment(row.verdict.attempt)),
     ]
     return [(heading, blocks) for heading, blocks in groups if blocks]
 
 
 def _pairs(*pairs: tuple[str, object]) -> Block:
-    return "pairs", [[visible(name), one_line(str(value), 2000)] for name, value in pairs if value not in (None, "")]
+    shown = [(name, value) for name, value in pairs if value not in (None, "", {}, [])]
+    return "pairs", [[one_line(name, 80), one_line(_in_words(name, value), 2000)] for name, value in shown]
 
 
 def _verdict(row: Row) -> Iterator[Block]:
     verdict = row.verdict
     word = words.VERDICTS[verdict.verdict]
-    yield "text", f"{word.symbol} {word.label}: {one_line(verdict.why, 600)}"
+    shown_below = failed_attempt(verdict) is not None and verdict.verdict != "ported"
+    yield "text", f"{word.symbol} {word.label}" + ("" if shown_below else f": {one_line(verdict.why, 600)}")
     standing = words.standing(verdict)
     if standing:
         yield "text", f"{'' if verdict.as_expected else 'Not as expected: '}{standing}"
@@ -96,7 +116,7 @@ def _failures(row: Row, detail: Detail) -> Iterator[Group]:
         yield "The tool's own error", [("pre", "reason", clipped(attempt.reason or "", detail.traceback))]
         return
     heading = "What failed" if row.verdict.verdict != "ported" else "Why the baseline does not pass"
-    yield heading, list(_failure(attempt.failure, attempt, detail))
+    yield heading, list(_failure(attempt.failure, detail))
     if row.verdict.verdict == "broken" and attempt.role == "port":
         for other in current(row.verdict.attempts):
             if other.role == "baseline" and other.outcome == "fail" and other.failure:
@@ -106,7 +126,7 @@ def _failures(row: Row, detail: Detail) -> Iterator[Group]:
                 break
 
 
-def _failure(failure: Failure, attempt: AttemptRecord, detail: Detail) -> Iterator[Block]:
+def _failure(failure: Failure, detail: Detail) -> Iterator[Block]:
     cause = words.cause(failure.cause)
     rank = f", first on rank {failure.rank}" if failure.rank is not None else ""
     yield "text", visible(f"{failure.cause}: {cause.words}{rank}" if cause.words else failure.cause)
@@ -123,8 +143,6 @@ def _failure(failure: Failure, attempt: AttemptRecord, detail: Detail) -> Iterat
         yield "fold", one_line(f"Stack of rank {rank_name}"), _clip(stack, detail)
     for rank_name, said in list(failure.followers.items())[:64]:
         yield "fold", one_line(f"Rank {rank_name} followed"), _clip(said, detail)
-    if attempt.metrics.deviation is not None and attempt.metrics.tolerance is not None:
-        yield "text", f"Deviation {attempt.metrics.deviation:.2e}, tolerance {attempt.metrics.tolerance:.0e}."
 
 
 def _clip(text: str, detail: Detail) -> str:
@@ -170,7 +188,7 @@ def _loss(row: Row, detail: Detail) -> Iterator[Block]:
 
 
 def _throughput(row: Row) -> Iterator[Block]:
-    measured = speed(row.verdict)
+    measured = row.speed
     if measured is None:
         return
     sample = measured.throughput
@@ -205,8 +223,51 @@ def _devices(row: Row) -> Iterator[Block]:
         return
     devices = attempt.devices
     seen = "not seen" if devices.used is None else f"{devices.used} of {devices.expected}"
-    detail = [(name, value) for name, value in list(devices.detail.items())[:24]]
-    yield _pairs(("Kind", devices.kind), ("Seen at work", seen), *detail)
+    yield _pairs(("Kind", devices.kind), ("Seen at work", seen))
+    reports = {rank: seen for rank, seen in list(devices.detail.items())[:64] if isinstance(seen, dict)}
+    table = _table({"rank": rank, **device} for rank, seen in reports.items() for device in _devices_of(seen))
+    if table:
+        yield table
+    table = _table({"rank": rank, **seen} for rank, seen in reports.items())
+    if table and len(table[1]) > 1:
+        yield table
+    rest = [(name, value) for name, value in devices.detail.items() if name not in reports]
+    if rest:
+        yield _pairs(*rest[:24])
+
+
+def _devices_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    found = report.get("devices")
+    return [device for device in found if isinstance(device, dict)][:64] if isinstance(found, list) else []
+
+
+def _table(entries: Iterable[dict[str, Any]]) -> Block | None:
+    """A table of what some dicts say, a column per key; lists of dicts are left out, they have tables of their own."""
+    shown = [
+        {k: v for k, v in entry.items() if v not in (None, "", [], {}) and not (isinstance(v, list) and _nested(v))}
+        for entry in entries
+    ][:256]
+    head = list(dict.fromkeys(key for entry in shown for key in entry))[:16]
+    if not shown:
+        return None
+    lines = [[one_line(_in_words(key, entry.get(key, "")), 120) for key in head] for entry in shown]
+    return "table", [one_line(key.replace("_", " "), 40) for key in head], lines
+
+
+def _nested(values: list[Any]) -> bool:
+    return any(isinstance(value, dict) for value in values)
+
+
+def _in_words(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_in_words(f'{key}.{name}', each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(_in_words(key, each) for each in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and "bytes" in key:
+        return memory(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _changes(row: Row, detail: Detail) -> Iterator[Block]:
@@ -222,10 +283,7 @@ def _changes(row: Row, detail: Detail) -> Iterator[Block]:
     sources = row.decided_in.run.sources
     old, new = f"{workload}/{baseline}", f"{workload}/{attempt.source}"
     if baseline and old in sources and new in sources:
-        texts = sources[old], sources[new]
-        if texts not in detail._diffs:
-            detail._diffs[texts] = _diff(old, new, *texts)
-        yield detail._diffs[texts]
+        yield detail.diff(old, sources[old], new, sources[new])
 
 
 def _diff(old: str, new: str, before: str, after: str) -> Block:
@@ -267,7 +325,7 @@ def _attempts(row: Row) -> Iterator[Block]:
                 visible(f"{number(rate.median)} {rate.unit}") if rate else "",
                 seconds(attempt.metrics.startup_s) if attempt.metrics.startup_s is not None else "",
                 seconds(attempt.duration_s) if attempt.duration_s is not None else "",
-                one_line(attempt.started, 40),
+                one_line(moment(attempt.started), 40),
             ]
         )
     yield "table", head, table
@@ -275,12 +333,12 @@ def _attempts(row: Row) -> Iterator[Block]:
         yield "text", f"{len(row.verdict.attempts) - len(shown)} more attempts are left out here."
 
 
-def _environment(row: Row) -> Iterator[Block]:
-    attempt = row.verdict.attempt
-    if attempt is None or not attempt.environment:
-        return
-    values = dict(attempt.environment)
+def _environment(environment: dict[str, Any]) -> Block:
+    values = dict(environment)
     packages = values.pop("packages", None)
     if isinstance(packages, dict):
         values["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
-    yield _pairs(*((name, value) for name, value in list(values.items())[:40]))
+    variables = values.pop("variables", None)
+    if isinstance(variables, dict):
+        values["variables"] = " ".join(f"{name}={value}" for name, value in variables.items())
+    return _pairs(*((name.replace("_", " "), value) for name, value in list(values.items())[:40]))
