@@ -321,7 +321,7 @@ def test_a_file_without_a_folder_in_its_name_is_found(tmp_path: Path, monkeypatc
     write(tmp_path, MATRIX)
     monkeypatch.chdir(tmp_path)
     loaded = load("mine.yaml")
-    assert loaded.path == Path("mine.yaml")
+    assert loaded.path == tmp_path / "mine.yaml"
     assert loaded.folder == tmp_path
 
 
