@@ -103,7 +103,8 @@ class Comparison:
             chance = round(self.tested * ALPHA)
             lines.append(f"Of {self.tested:,} comparisons, up to {chance:,} may be called different by chance alone.")
         if self.outside:
-            lines.append(f"{count(self.outside, 'executed cell')} of the base are not in the head's selection.")
+            left = count(self.outside, "executed cell")
+            lines.append(f"{left} of the base {'is' if self.outside == 1 else 'are'} not in the head's selection.")
         return "\n".join(lines) + "\n"
 
 

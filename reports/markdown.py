@@ -91,9 +91,7 @@ def summary(evidence: Evidence, banners: Sequence[Banner], limit: int = LIMIT) -
         page.add(f"> and {len(banners) - 12} more such notes in `index.html`", "")
     head = ["backend", "accelerator", *(f"{w.symbol} {w.label}" for w in words.VERDICTS.values())]
     page.table("By backend and accelerator", head, _targets(evidence.rows), 0.3, "line")
-    page.table(
-        "Not as expected", ["cell", "verdict", "why"], _unexpected(evidence), 0.35, "cell that is not as expected"
-    )
+    page.table("Not as expected", ["cell", "verdict", "why"], _unexpected(evidence), 0.35, "cell")
     _matrix(page, evidence)
     groups = signatures(evidence.rows)
     page.table(
@@ -104,7 +102,7 @@ def summary(evidence: Evidence, banners: Sequence[Banner], limit: int = LIMIT) -
         ["cell", "throughput", "processes", "step", "start-up", "peak memory"],
         _speeds(evidence),
         0.9,
-        "measured cell",
+        "cell",
     )
     legend = " · ".join(f"{w.symbol} {w.label}: {w.meaning}" for w in words.VERDICTS.values())
     page.room += 190
