@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--budget", type=float, metavar="MIN", help="start nothing more after so many minutes")
     made.add_argument("--live", action="store_true", help="show the output of the one selected cell")
     made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="where runs are kept")
+    made.add_argument("--report", type=Path, metavar="DIR", help="also write the report of this run, however it ends")
 
     made = command("report", "Write a page, a summary, JUnit XML and CSV from journals.", _report)
     made.add_argument("results", nargs="+", type=Path, help="journals, runs' folders, or folders of runs")
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("head", type=Path)
 
     command("schema", "Print the JSON Schema of a definition, for editors.", _schema)
+    command("causes", "List the causes of failure: what happened, and what to do.", _causes)
     return parser
 
 
@@ -136,21 +138,27 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         raise UsageError(f"--live shows one cell, and {len(planned.cells)} are selected: narrow it with --select")
     opened = session.Session(asked, planned, session.ask(asked, planned))
     try:
-        return plugin.run(opened, rest)
+        code = plugin.run(opened, rest)
     finally:
         opened.close()
+    if options.report is not None:
+        _write_report([opened.folder], options.report)
+    return code
 
 
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
-    from matrix.journal import JournalError
+    _write_report(options.results, options.output)
+    return 0
+
+
+def _write_report(results: list[Path], output: Path) -> None:
     from reports.build import build
 
     try:
-        built = build(options.results, options.output)
-    except JournalError as error:
-        raise UsageError(str(error)) from None
-    print(f"wrote {', '.join(str(path) for path in built.paths)}")
-    return 0
+        built = build(results, output)
+    except OSError as error:
+        raise UsageError(f"cannot write the report to {output}: {error.strerror or error}") from None
+    print(f"report: {built.page.absolute()}")
 
 
 def _compare(options: argparse.Namespace, rest: list[str]) -> int:
@@ -170,6 +178,15 @@ def _schema(options: argparse.Namespace, rest: list[str]) -> int:
     from matrix.definition import json_schema
 
     print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _causes(options: argparse.Namespace, rest: list[str]) -> int:
+    from matrix.failures import CAUSES
+
+    width = max(map(len, CAUSES)) + 2
+    for cause in CAUSES.values():
+        print(f"{cause.id:{width}}{cause.words}\n{'':{width}}{cause.advice}")
     return 0
 
 
