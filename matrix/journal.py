@@ -62,6 +62,8 @@ class Reference(Record):
     evaluations: dict[int, float] = {}
     """Evaluations after earlier steps, where the reference has some."""
     tolerance: dict[str, float]
+    holds_for: dict[str, str] = {}
+    """Settings of a run (size, seed, dtype) with which it was made; another run has no reference."""
 
     @property
     def reach(self) -> int:

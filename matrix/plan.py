@@ -75,7 +75,11 @@ class Cell:
 
     @property
     def reference(self) -> journal.Reference | None:
-        return self.workload.reference_of(self.implementation) if self.implementation else None
+        """What its losses are held against; None where the workload has nothing for these settings."""
+        found = self.workload.reference_of(self.implementation) if self.implementation else None
+        if found and any(str(getattr(self.run, name)) != value for name, value in found.holds_for.items()):
+            return None
+        return found
 
     def planned(self) -> journal.PlannedCell:
         """The cell as a journal's first record lists it."""

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from matrix import accelerators, backends
 from matrix.errors import UsageError, nearest
 from matrix.journal import Layout, Reference
-from matrix.schema import Match, Positive, Section, Text, Word, validate
+from matrix.schema import Match, Plain, Positive, Section, Text, Word, validate
 from matrix.yamlfile import NUMBER, Document, Location, read, read_text, shown
 
 SHIPPED = Path(__file__).parent.parent / "workloads"
@@ -27,7 +27,11 @@ PROPERTIES = ("strategy", "devices", "nodes")
 """What a matcher can name besides axes: the properties of a layout."""
 PASSED_SETTINGS = ("steps", "size", "seed", "dtype", "log_every")
 """The settings of `run` that a script can be given."""
-_AS_TEXT: tuple[Location, ...] = (("implementations", "*", "ports", "*", "for"),)
+_AS_TEXT: tuple[Location, ...] = (
+    ("implementations", "*", "ports", "*", "for"),
+    ("implementations", "*", "reference", "holds_for"),
+    ("reference", "holds_for"),
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ Tolerance = Annotated[Positive, BeforeValidator(_number)]
 
 class _Reference(Section):
     file: Text
+    holds_for: dict[Literal["size", "seed", "dtype"], Plain] = Field(default_factory=dict)
     tolerance: Annotated[dict[Literal[PRECISIONS], Tolerance], MinLen(1)]  # type: ignore[valid-type]
 
 
@@ -250,12 +255,21 @@ def _reference(document: Document, model: _Reference | None, place: Location) ->
     if model is None:
         return None
     file, _ = _file(document, model.file, (*place, "file"))
-    loss, final = read_reference(file)
-    return Reference(loss=loss, eval=final, tolerance=dict(model.tolerance))
+    loss, evaluations = read_reference(file)
+    return Reference(
+        loss=loss,
+        eval=evaluations.pop(None, None),
+        evaluations={step: value for step, value in evaluations.items() if step is not None},
+        tolerance=dict(model.tolerance),
+        holds_for=dict(model.holds_for),
+    )
 
 
-def read_reference(path: Path) -> tuple[list[tuple[int, float]], float | None]:
-    """The rows `step,loss` of a reference, and the value of its last row `eval,VALUE` if it has one.
+def read_reference(path: Path) -> tuple[list[tuple[int, float]], dict[int | None, float]]:
+    """The rows `step,loss` of a reference, and its evaluations by step.
+
+    The last row may be `eval,VALUE`, the evaluation after the last step (here under None); rows `eval@STEP,VALUE`
+    before it give the evaluation of a run that ends after an earlier step.
 
     Raises:
         UsageError: it is not well formed; with the line.
@@ -264,17 +278,23 @@ def read_reference(path: Path) -> tuple[list[tuple[int, float]], float | None]:
     if lines[0].strip().replace(" ", "") != "step,loss":
         raise UsageError("the first line of a reference must be 'step,loss'", path, 1)
     loss: list[tuple[int, float]] = []
-    final: float | None = None
+    evaluations: dict[int | None, float] = {}
     for number, line in enumerate(lines[1:], 2):
         first, _, second = (part.strip() for part in line.partition(","))
-        if final is not None:
+        if None in evaluations:
             raise UsageError("nothing may follow the row 'eval'", path, number)
         value = float(second) if NUMBER.fullmatch(second) else float("inf")
         if abs(value) == float("inf"):
             raise UsageError(f"expected a finite number after the comma, got {shown(second)}", path, number)
-        if first == "eval":
-            final = value
+        evaluation = re.fullmatch("eval(?:@([0-9]{1,18}))?", first)
+        if evaluation is not None:
+            after = int(evaluation.group(1)) if evaluation.group(1) else None
+            if after is not None and after not in dict(loss):
+                raise UsageError(f"an evaluation after step {after}, which the reference does not have", path, number)
+            evaluations[after] = value
             continue
+        if evaluations:
+            raise UsageError("a step after an evaluation; steps come first", path, number)
         if not re.fullmatch("[0-9]{1,18}", first):
             raise UsageError(f"expected a step or 'eval' before the comma, got {shown(first)}", path, number)
         if loss and int(first) <= loss[-1][0]:
@@ -282,4 +302,4 @@ def read_reference(path: Path) -> tuple[list[tuple[int, float]], float | None]:
         loss.append((int(first), value))
     if not loss:
         raise UsageError("the reference has no steps", path, len(lines))
-    return loss, final
+    return loss, evaluations

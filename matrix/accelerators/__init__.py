@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,30 @@ class Accelerator:
     environment: Callable[[str, int], Mapping[str, str]]
     owns: Callable[[Mapping[str, Any]], bool]
     shared: bool = False
+
+
+def shown(variable: str, count: int | None) -> list[str] | None:
+    """The devices of a machine that a variable like CUDA_VISIBLE_DEVICES already shows, by name.
+
+    Args:
+        variable: a list of names separated by commas; unset shows all, -1 ends the list.
+        count: devices of the machine; None when only the framework knows.
+
+    Returns:
+        Their names; None when the variable is not set and `count` is None.
+    """
+    given = os.environ.get(variable)
+    if given is None:
+        return None if count is None else [str(index) for index in range(count)]
+    names = [name.strip() for name in given.split(",")]
+    hidden = next((index for index, name in enumerate(names) if name in ("", "-1")), len(names))
+    return names[:hidden]
+
+
+def first(variable: str, devices: int) -> dict[str, str]:
+    """The variable, set so that it shows the first `devices` of the devices that it shows now."""
+    names = shown(variable, devices) or []
+    return {variable: ",".join(names[:devices])}
 
 
 def available() -> dict[str, Accelerator]:

@@ -7,23 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matrix.accelerators import Accelerator
+from matrix.accelerators import Accelerator, first, shown
 
 DEV = Path("/dev")
 
 
-def count() -> int | None:
+def nodes() -> int | None:
     """GPUs with a device node (`/dev/nvidia0` ...); None under WSL, where there is one node for all."""
-    nodes = [node for node in DEV.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
-    return len(nodes) or (None if (DEV / "dxg").exists() else 0)
+    found = [node for node in DEV.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
+    return len(found) or (None if (DEV / "dxg").exists() else 0)
+
+
+def count() -> int | None:
+    """GPUs that a cell can be given: those of the machine, unless CUDA_VISIBLE_DEVICES shows fewer."""
+    there = nodes()
+    names = shown("CUDA_VISIBLE_DEVICES", there)
+    return there if names is None else len(names) if there is None else min(there, len(names))
 
 
 def absent() -> str | None:
-    return "no NVIDIA GPU: no device node /dev/nvidia0 (nor /dev/dxg)" if count() == 0 else None
+    if nodes() == 0:
+        return "no NVIDIA GPU: no device node /dev/nvidia0 (nor /dev/dxg)"
+    return "CUDA_VISIBLE_DEVICES hides every GPU" if count() == 0 else None
 
 
 def environment(framework: str, devices: int) -> dict[str, str]:
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices)))}
+    visible = first("CUDA_VISIBLE_DEVICES", devices)
     return visible | ({"JAX_PLATFORMS": "cuda,cpu"} if framework == "jax" else {})
 
 

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matrix.accelerators import Accelerator
+from matrix.accelerators import Accelerator, first, shown
 
 KFD = Path("/dev/kfd")
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
-def count() -> int | None:
-    """GPUs in the kernel driver's topology (nodes with SIMD units); None when it cannot be read."""
+def nodes() -> int | None:
+    """GPUs in the kernel driver's topology (its nodes with SIMD units); None when it cannot be read."""
     if not KFD.exists():
         return 0
     try:
-        properties = [(node / "properties").read_text() for node in TOPOLOGY.iterdir()]
+        texts = [(node / "properties").read_text() for node in TOPOLOGY.iterdir()]
     except OSError:
         return None
-    return sum(
-        any(
-            line.split()[::2] != [] and line.startswith("simd_count ") and line.split()[1] != "0"
-            for line in text.splitlines()
-        )
-        for text in properties
-    )
+    return sum(re.search(r"^simd_count [1-9]", text, re.MULTILINE) is not None for text in texts)
+
+
+def count() -> int | None:
+    """GPUs that a cell can be given: those of the machine, unless HIP_VISIBLE_DEVICES shows fewer."""
+    there = nodes()
+    names = shown("HIP_VISIBLE_DEVICES", there)
+    return there if names is None else len(names) if there is None else min(there, len(names))
 
 
 def absent() -> str | None:
-    return "no AMD GPU: no device node /dev/kfd" if count() == 0 else None
+    if nodes() == 0:
+        return "no AMD GPU: no device node /dev/kfd, or no GPU behind it"
+    return "HIP_VISIBLE_DEVICES hides every GPU" if count() == 0 else None
 
 
 def environment(framework: str, devices: int) -> dict[str, str]:
-    visible = {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(devices)))}
+    visible = first("HIP_VISIBLE_DEVICES", devices)
     return visible | ({"JAX_PLATFORMS": "rocm,cpu"} if framework == "jax" else {})
 
 

@@ -416,3 +416,9 @@ def test_the_shipped_definitions_plan() -> None:
 
 def test_dtypes_name_only_precisions_that_a_tolerance_can_have() -> None:
     assert set(PRECISIONS.values()) <= set(workloads.PRECISIONS)
+
+
+def test_a_reference_holds_for_the_settings_it_was_made_with(planned: Planned) -> None:
+    workload = TOY.replace("{file: reference.csv,", "{file: reference.csv, holds_for: {size: tiny, seed: 0},")
+    for run, held in (("{}", True), ("{seed: 0}", True), ("{seed: 1}", False), ("{size: small}", False)):
+        assert (planned(HEAD + f"run: {run}\n", workload).cells[-1].reference is not None) == held, run

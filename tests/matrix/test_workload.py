@@ -193,6 +193,8 @@ def test_a_source_that_is_no_regular_file_is_refused(folder: Path, refusal: Call
         ("step,loss\n1,2\n1,3\n", "3: steps must ascend, got 1 after 1"),
         ("step,loss\n5,2\n4,3\n", "3: steps must ascend, got 4 after 5"),
         ("step,loss\n1,2\neval,3\n2,3\n", "4: nothing may follow the row 'eval'"),
+        ("step,loss\n1,2\neval@3,3\n", "3: an evaluation after step 3, which the reference does not have"),
+        ("step,loss\n1,2\neval@1,3\n2,3\n", "4: a step after an evaluation; steps come first"),
         ("step,loss\n1,\0\n", "2:3: the control character U+0000 is not allowed"),
         ("#" * (1 << 21), " the file is larger than 1 MiB"),
     ],
@@ -208,7 +210,13 @@ def test_a_malformed_reference_is_refused_with_its_line(tmp_path: Path, content:
 def test_a_reference_may_have_windows_line_ends_spaces_and_gaps(tmp_path: Path) -> None:
     path = tmp_path / "reference.csv"
     path.write_bytes(b"\xef\xbb\xbfstep, loss\r\n0, 2.5e0\r\n10, -1\r\neval, .5\r\n\r\n")
-    assert workload.read_reference(path) == ([(0, 2.5), (10, -1.0)], 0.5)
+    assert workload.read_reference(path) == ([(0, 2.5), (10, -1.0)], {None: 0.5})
+
+
+def test_a_reference_may_have_evaluations_after_earlier_steps(tmp_path: Path) -> None:
+    path = tmp_path / "reference.csv"
+    path.write_text("step,loss\n1,2\n2,1\neval@1,1.5\neval,0.5\n")
+    assert workload.read_reference(path) == ([(1, 2.0), (2, 1.0)], {1: 1.5, None: 0.5})
 
 
 def test_a_workload_is_looked_for_in_order_and_the_shipped_ones_come_last(tmp_path: Path) -> None:
