@@ -164,13 +164,8 @@ def _write_report(results: list[Path], output: Path) -> None:
 def _compare(options: argparse.Namespace, rest: list[str]) -> int:
     from reports.compare import compare
 
-    from matrix.journal import JournalError
-
-    try:
-        found = compare([options.base], [options.head])
-    except JournalError as error:
-        raise UsageError(str(error)) from None
-    print(found.text())
+    found = compare([options.base], [options.head])
+    print(found)
     return found.exit_code
 
 

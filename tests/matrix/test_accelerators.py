@@ -9,7 +9,6 @@ import pytest
 
 from matrix.accelerators import available, cuda, first, rocm, tpu
 
-
 NO_RUNTIME = (("tpu", None), ("cpu", None))
 
 
