@@ -11,39 +11,64 @@ What happens is written as JSON lines to `rank-N.events` in the attempt's folder
     eval       the closing evaluation was written
     seen       what the observer of the framework saw of devices and data (see `observe_torch.py`, `observe_jax.py`)
     exception  the script raised: type, message, frames
-    end        the script came to its end: packages, peak memory
+    end        the script came to its end: peak memory
+    blind      what the script does could not be observed, and why
 
 Times are seconds of CLOCK_MONOTONIC, which all processes of one host share.
 """
 
+import os
 import sys
 
 AT_START = frozenset(sys.modules)  # what the interpreter itself had loaded
+NAMES = frozenset(globals()) - {"os", "sys"}  # what a fresh `__main__` has
+PATH = list(sys.path)
+LIBRARY = os.path.dirname(os.__file__)
+# A user's file on PYTHONPATH may be named like a module of the standard library; this file means the library's.
+sys.path[:] = [each for each in PATH if each.startswith((LIBRARY, sys.base_prefix)) and "-packages" not in each]
 
 import io  # noqa: E402
 import json  # noqa: E402
-import os  # noqa: E402
 import re  # noqa: E402
 import time  # noqa: E402
+import traceback  # noqa: E402
+
+sys.path[:] = PATH
 
 LOOKS = 2  # the observer looks until the second progress line, then it is removed: what is timed runs undisturbed
 MAX_LINE = 65536  # a longer line is no progress line
 MAX_TEXT = 200_000  # characters of a message or traceback that are kept, half from each end
+MAX_CHAIN, MAX_FRAMES = 20, 200  # exceptions, and frames of each, that are told
 
 ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
 PAIR = re.compile(rf"(?<![\w.])(step|loss|tokens|examples|eval)\s*[=:]\s*({NUMBER})(?![\w.])", re.IGNORECASE)
+TELLS = re.compile(rb"loss|eval", re.IGNORECASE)  # a line without them is not looked at further: output may be endless
 
 
 class Events:
-    """The file that tells the controller what happens; one write per event, so that lines never interleave."""
+    """The file that tells the controller what happens; one write per event, so that lines never interleave.
+
+    It is opened for each: the script has the file descriptors that it would have by hand, and may close all of them.
+    """
 
     def __init__(self, path):
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.path = path
+        self.pid = os.getpid()
 
     def emit(self, event, **fields):
+        if os.getpid() != self.pid:  # a fork of the script is not the script
+            return
         record = {"event": event, "time": time.monotonic(), **fields}
-        os.write(self.file, json.dumps(record, default=str).encode() + b"\n")
+        line = json.dumps(record, default=str, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
+        except OSError:  # a full disk, no descriptor left: the script must not fail for it
+            pass
 
 
 def shorten(text):
@@ -88,8 +113,17 @@ class Watch:
         self.looked = False
 
     def line(self, line):
+        """Look at a line that was written. Nothing that goes wrong here reaches the script's print."""
         if os.getpid() != self.pid or len(line) > MAX_LINE:  # a forked data loader writes through the same stream
             return
+        if self.pattern is None and not TELLS.search(line):
+            return
+        try:
+            self.read(line)
+        except Exception as error:
+            self.blind(error)
+
+    def read(self, line):
         now = time.monotonic()
         numbers = read_pairs(line, self.pattern)
         if "step" in numbers and "loss" in numbers:
@@ -113,20 +147,27 @@ class Watch:
         if self.looked:
             return
         self.looked = True
-        observer = self.observer
         try:
-            self.events.emit("seen", **observer.seen())
+            if AfterImport.broken is not None:
+                raise AfterImport.broken
+            self.events.emit("seen", **self.observer.seen())
         except Exception as error:  # a version of the framework that the observer does not know
-            self.events.emit("blind", reason=f"{type(error).__name__}: {error}")
-        finally:
-            observer.remove()
+            self.blind(error)
+        try:
+            self.observer.remove()
+        except Exception as error:
+            self.blind(error)
+
+    def blind(self, error):
+        self.events.emit("blind", reason=f"{type(error).__name__}: {error}")
 
 
 class WatchedFile(io.FileIO):
     """A standard stream's file that shows every written line to the watch."""
 
-    def __init__(self, number, watch):
+    def __init__(self, number, name, watch):
         super().__init__(number, "w", closefd=False)
+        self.name = name
         self.watch = watch
         self.rest = b""
 
@@ -145,8 +186,13 @@ class WatchedFile(io.FileIO):
 
 def watched_stream(stream, watch):
     """A text stream like `stream`, but flushed at every line (as on a terminal) and watched."""
-    raw = WatchedFile(stream.fileno(), watch)
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, newline=None, line_buffering=True)
+    raw = WatchedFile(stream.fileno(), stream.name, watch)
+    binary = raw if stream.write_through else io.BufferedWriter(raw)  # with `python -u` there is no buffer
+    made = io.TextIOWrapper(
+        binary, stream.encoding, stream.errors, newline="\n", line_buffering=True, write_through=stream.write_through
+    )
+    made.mode = stream.mode
+    return made
 
 
 class AfterImport:
@@ -155,18 +201,20 @@ class AfterImport:
     So an observer can wait for a framework: nothing is imported that the script does not import itself.
     """
 
+    broken = None  # what an observer raised when it was to begin
+
     def __init__(self, name, then):
         self.name = name
         self.then = then
+        self.loader = None
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name, path=None, target=None):
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec
-
-        spec = find_spec(name)
+        self.remove()
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
             self.loader = spec.loader
             spec.loader = self
@@ -178,7 +226,10 @@ class AfterImport:
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        self.then(module)
+        try:
+            self.then(module)
+        except Exception as error:
+            AfterImport.broken = error
 
     def __getattr__(self, name):
         return getattr(self.loader, name)
@@ -197,37 +248,83 @@ def load(path):
 
 
 def describe(error, root):
-    """What an exception says, as data: the chain from the innermost cause outwards and the frames in user code."""
+    """What an exception says, as data: the chain, outermost first, and the traceback as Python prints it.
+
+    Each link has its type and bases, message, frames (outermost first), `raised` (whether a `raise` or `assert` of
+    the innermost frame made it, not C code called there), `code` (that frame's line), and how it hangs on the link
+    before: `cause`, `context`, or `member` of a group.
+    """
     import traceback
 
-    chain, seen = [], set()
-    current = error
-    while current is not None and id(current) not in seen:
+    chain, seen, todo = [], set(), [("", error)]
+    while todo and len(chain) < MAX_CHAIN:
+        relation, current = todo.pop(0)
+        if id(current) in seen:
+            continue
         seen.add(id(current))
-        frames = [
-            {"file": frame.filename, "line": frame.lineno, "function": frame.name}
-            for frame in traceback.extract_tb(current.__traceback__, limit=-200)
-        ]
+        frames, raised, code = frames_of(current)
         kind = type(current)
         try:
             message = str(current)
-        except Exception as broken:
+        except BaseException as broken:
             message = f"<its __str__ raised {type(broken).__name__}>"
         chain.append(
             {
                 "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
                 "bases": [f"{base.__module__}.{base.__qualname__}".removeprefix("builtins.") for base in kind.__mro__],
                 "message": shorten(message),
-                "name": getattr(current, "name", None) if isinstance(current, (ImportError, AttributeError)) else None,
+                "relation": relation,
                 "frames": frames,
+                "raised": raised,
+                "code": code,
             }
         )
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+        members = getattr(current, "exceptions", ())
+        if isinstance(members, tuple):
+            todo += [("member", member) for member in members if isinstance(member, BaseException)]
+        if current.__cause__ is not None:
+            todo.append(("cause", current.__cause__))
+        elif current.__context__ is not None and not current.__suppress_context__:
+            todo.append(("context", current.__context__))
     try:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception as broken:
         text = f"<the traceback cannot be formatted: {type(broken).__name__}>"
     return {"chain": chain, "traceback": shorten(text), "root": root}
+
+
+def without_own_frames(error):
+    """The exception as it would look had the script been run by hand."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def frames_of(error):
+    """The innermost frames of an exception, whether the last of them raised it, and the line that stands there."""
+    import collections
+    import linecache
+    import opcode
+
+    frames, trace, raised, code = collections.deque(maxlen=MAX_FRAMES), error.__traceback__, False, ""
+    while trace is not None:
+        executed, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
+        frames.append(
+            {
+                "file": executed.co_filename,
+                "line": trace.tb_lineno or 0,
+                "function": executed.co_name,
+                "module": module if isinstance(module, str) else None,
+            }
+        )
+        if trace.tb_next is None:
+            raised = opcode.opname[executed.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+            code = linecache.getline(executed.co_filename, trace.tb_lineno or 0).strip()[:200]
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str):
+        frames.append({"file": error.filename, "line": error.lineno or 1, "function": "<module>", "module": None})
+    return list(frames), raised, code
 
 
 def peak_memory_bytes():
@@ -236,21 +333,6 @@ def peak_memory_bytes():
 
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
-
-
-def packages():
-    """Versions of the frameworks' packages that this interpreter has installed."""
-    from importlib.metadata import distributions
-
-    wanted = re.compile(
-        r"(torch|jax|numpy$|optax$|equinox$|flax$|libtpu|triton|nvidia-|onednn|intel-|rocm)", re.IGNORECASE
-    )
-    found = {}
-    for each in distributions():
-        name = each.metadata["Name"]
-        if name and wanted.match(name):
-            found.setdefault(name.lower(), each.version)
-    return found
 
 
 def redirect(folder, rank):
@@ -265,41 +347,46 @@ def redirect(folder, rank):
 
 def run_script(path, arguments):
     """Execute the script as `__main__`, exactly as the interpreter does."""
-    import builtins
-    import importlib.machinery
-    import types
-
     absolute = os.path.abspath(path)
-    main = types.ModuleType("__main__")
-    main.__dict__.update(
-        __file__=absolute,
-        __cached__=None,
-        __builtins__=builtins,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
-    )
-    sys.modules["__main__"] = main
+    main = type(sys)("__main__")
+    main.__dict__.update(dict.fromkeys(NAMES - main.__dict__.keys()))
+    if "__annotations__" in NAMES:
+        main.__annotations__ = {}
+    main.__file__ = absolute
+    main.__builtins__ = sys.modules["builtins"]
+    main.__loader__ = type(__loader__)("__main__", absolute)
     sys.argv = [path, *arguments]
-    folder = os.path.dirname(os.path.realpath(absolute))
-    if not sys.flags.safe_path if hasattr(sys.flags, "safe_path") else True:
-        sys.path[0] = folder
-    forget_shadowed(folder)
+    sys.orig_argv = [*sys.orig_argv[:-2], *sys.argv]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(absolute))
+    # What this file has imported is the script's to import: it may have a module of that name itself.
+    for name in sys.modules.keys() - AT_START:
+        del sys.modules[name]
+    sys.modules["__main__"] = main
     with open(absolute, "rb") as file:
         code = compile(file.read(), absolute, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
-def forget_shadowed(folder):
-    """Unload what this file imported and the user's folder has a module of the same name for: theirs goes first."""
-    for name in [name for name in sys.modules if name not in AT_START and "." not in name]:
-        if os.path.exists(os.path.join(folder, name + ".py")) or os.path.isdir(os.path.join(folder, name)):
-            for each in [each for each in sys.modules if each == name or each.startswith(name + ".")]:
-                del sys.modules[each]
+def users_part(trace):
+    """A traceback from the user's first frame on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def wait_for_threads():
+    """Let the script's threads end, as the interpreter does after `__main__`, so that all of their work is seen."""
+    threading = sys.modules.get("threading")
+    try:
+        if any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate()):
+            threading._shutdown()
+    except Exception:  # no thread was ever started, or the module is the user's own
+        pass
 
 
 def work(settings):
     """Run one rank of one attempt; returns only when the script came to its end by itself."""
-    import socket
-
     rank = int(os.environ.get("RANK", "0")) if settings["ranked"] else 0
     folder = settings["folder"]
     redirect(folder, rank)
@@ -308,15 +395,15 @@ def work(settings):
         "start",
         pid=os.getpid(),
         rank=rank,
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         interpreter=sys.executable,
         python=sys.version.split()[0],
     )
     observer = load(settings["observer"])["observe"](AfterImport)
     watch = Watch(events, observer, re.compile(settings["progress"]) if settings["progress"] else None)
     observer.enough = watch.look
-    sys.stdout = watched_stream(sys.stdout, watch)
-    sys.stderr = watched_stream(sys.stderr, watch)
+    sys.stdout = sys.__stdout__ = watched_stream(sys.stdout, watch)
+    sys.stderr = sys.__stderr__ = watched_stream(sys.stderr, watch)
     if settings["faults"]:
         import faulthandler
 
@@ -324,25 +411,34 @@ def work(settings):
         faulthandler.enable(os.open(os.path.join(folder, f"rank-{rank}.crash"), os.O_WRONLY | os.O_CREAT, 0o644))
 
     def finish():
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except Exception:  # the script has closed or replaced it
+            pass
         watch.look()  # where there were fewer lines than looks
-        events.emit("end", packages=packages(), peak_memory_bytes=peak_memory_bytes(), **observer.final())
+        try:
+            final = observer.final()
+        except Exception as error:
+            watch.blind(error)
+            final = {"graphs": 0, "device_peak_bytes": None}
+        events.emit("end", peak_memory_bytes=peak_memory_bytes(), **final)
 
     try:
         run_script(settings["script"], settings["arguments"])
     except SystemExit as error:
         events.emit("exit", code=error.code if isinstance(error.code, int) else (0 if error.code is None else 1))
+        wait_for_threads()
         finish()
         raise
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        error = error.with_traceback(trace)
-        events.emit("exception", **describe(error, settings["root"]))
+        events.emit("exception", **describe(error.with_traceback(users_part(error.__traceback__)), settings["root"]))
         finish()
-        sys.excepthook(type(error), error, trace)
-        raise SystemExit(1) from None
+        hook = sys.excepthook
+        sys.excepthook = lambda kind, error, trace: hook(
+            kind, error.with_traceback(users_part(trace)), users_part(trace)
+        )
+        raise
+    wait_for_threads()
     finish()
 
 
