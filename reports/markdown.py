@@ -74,7 +74,9 @@ class _Page:
 def summary(evidence: Evidence, banners: Sequence[Banner], limit: int = LIMIT) -> str:
     """The whole summary: headline, caveats, counts, what is not as expected, matrix, failures, throughput."""
     total = tally(evidence.rows)
-    page = _Page(limit - 200)
+    legend = " · ".join(f"{w.symbol} {w.label}: {w.meaning}" for w in words.VERDICTS.values())
+    legend = f"<sub>{legend}</sub>"
+    page = _Page(limit - len(legend) - 1)
     page.add(f"## {headline(total)}", "")
     page.add(f"{particulars(total)} **{expectations(total)}**".strip(), "")
     definition = {journal.run.definition for journal in evidence.journals}
@@ -104,10 +106,7 @@ def summary(evidence: Evidence, banners: Sequence[Banner], limit: int = LIMIT) -
         0.9,
         "cell",
     )
-    legend = " · ".join(f"{w.symbol} {w.label}: {w.meaning}" for w in words.VERDICTS.values())
-    page.room += 190
-    page.add(f"<sub>{legend}</sub>") or page.add("<sub>legend in index.html</sub>")
-    return "\n".join(page.lines).rstrip() + "\n"
+    return "\n".join([*page.lines, legend]) + "\n"
 
 
 def _line(*cells: str) -> str:

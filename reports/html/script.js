@@ -182,6 +182,7 @@
     for (const [heading, blocks] of groups) {
       article.append(make("section", "group", make("h3", "", heading), ...blocks.map(([kind, ...rest]) => draw[kind](...rest))));
     }
+    article.dataset.id = row[0];
     article.hidden = false;
     one("#pick").hidden = true;
     return article;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -298,7 +299,8 @@ class MadeUpRun:
         """Write `journal.jsonl` and the logs into `folder`; `torn` is what a killed run leaves behind."""
         folder.mkdir(parents=True, exist_ok=True)
         records = [self.record(), *self.attempts, *([self.end()] if self.ended else [])]
-        lines = [record.model_dump_json(exclude_none=True, by_alias=True) for record in records]
+        # json and not pydantic's writer, which refuses unpaired surrogates: a damaged journal may hold them
+        lines = [json.dumps(record.model_dump(exclude_none=True, by_alias=True)) for record in records]
         data = "\n".join(lines) + "\n" + torn
         (folder / "journal.jsonl").write_bytes(data.encode("utf-8", "surrogatepass"))
         for name, text in self.logs.items():

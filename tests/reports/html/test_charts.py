@@ -1,0 +1,68 @@
+"""The drawings are well-formed whatever the numbers, and say in words what they show."""
+
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from reports.html import charts
+from reports.metrics import summarise
+
+REFERENCE = [(1, 4.0), (2, 3.0), (3, 2.0)]
+
+
+def label(drawing: str) -> str:
+    return ET.fromstring(drawing).get("aria-label", "")
+
+
+def test_the_deviation_is_relative_to_the_reference_at_steps_that_both_have() -> None:
+    found = charts.deviations([(1, 4.0), (2, 3.3), (4, 1.0)], REFERENCE)
+    assert found == [(1, 0.0), (2, pytest.approx(0.1))]
+
+
+def test_the_loss_is_drawn_over_its_reference_with_the_band_of_its_tolerance() -> None:
+    drawing = charts.loss([(1, 4.0), (2, 3.1)], REFERENCE, 1e-2)
+    assert label(drawing) == "loss from 4 to 3.1, the dashed line is the reference"
+    classes = [path.get("class") for path in ET.fromstring(drawing).iter("path")]
+    assert classes.count("band") == 1
+    assert classes.index("band") < classes.index("reference") < classes.index("line")
+
+
+def test_steps_outside_the_tolerance_are_crosses_and_counted() -> None:
+    drawing = charts.deviation([(1, 4.0), (2, 3.3), (3, 2.0001)], REFERENCE, 1e-2)
+    assert label(drawing) == "largest relative deviation 0.1, tolerance 1e-02, 1 steps outside"
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1, math.nan), (2, math.inf), (3, -math.inf)],
+        [(1, 4.0), (2, math.nan)],
+        [(1, 0.0)],
+        [(1, 1e308), (2, -1e308)],
+        [(5, 4.0), (5, 4.0)],
+        [(n, 1e-300) for n in range(5000)],
+        [],
+    ],
+)
+@pytest.mark.parametrize("reference", [REFERENCE, [], [(1, 0.0), (2, 0.0)], [(1, math.nan), (2, 1.0)]])
+@pytest.mark.parametrize("tolerance", [None, 1e-5, 0.0])
+def test_any_numbers_give_a_drawing_or_none(
+    points: list[tuple[int, float]], reference: list[tuple[int, float]], tolerance: float | None
+) -> None:
+    for draw in (charts.loss, charts.deviation):
+        drawing = draw(points, reference, tolerance)
+        if drawing:
+            assert ET.fromstring(drawing).tag == "svg"
+            assert "nan" not in drawing.partition("aria-label")[2].partition(">")[2]
+            assert len(drawing) < 20_000
+
+
+def test_each_process_is_a_dot_on_the_drawing_of_throughput() -> None:
+    values = [100.0, 110.0, 105.0]
+    sample = summarise(values)
+    assert sample is not None
+    drawing = charts.processes(values, sample)
+    assert label(drawing) == "throughput of 3 processes, median 105"
+    dots = [path.get("d", "") for path in ET.fromstring(drawing).iter("path") if path.get("class") == "dot"]
+    assert dots[0].count("M") == 3
