@@ -23,13 +23,19 @@ import sys
 AT_START = frozenset(sys.modules)  # what the interpreter itself had loaded
 NAMES = frozenset(globals()) - {"os", "sys"}  # what a fresh `__main__` has
 PATH = list(sys.path)
-LIBRARY = os.path.dirname(os.__file__)
-# A user's file on PYTHONPATH may be named like a module of the standard library; this file means the library's.
-sys.path[:] = [each for each in PATH if each.startswith((LIBRARY, sys.base_prefix)) and "-packages" not in each]
+# A user's file on PYTHONPATH may be named like a module of the standard library; what runs here means the library's.
+LIBRARY = [each for each in PATH if each.startswith((os.path.dirname(os.__file__), sys.base_prefix))]
+LIBRARY = [each for each in LIBRARY if "-packages" not in each]
+sys.path[:] = LIBRARY
 
+import contextlib  # noqa: E402
+import collections  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
+import linecache  # noqa: E402
+import opcode  # noqa: E402
 import re  # noqa: E402
+import resource  # noqa: E402
 import time  # noqa: E402
 import traceback  # noqa: E402
 
@@ -61,14 +67,12 @@ class Events:
             return
         record = {"event": event, "time": time.monotonic(), **fields}
         line = json.dumps(record, default=str, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        try:
+        with contextlib.suppress(OSError):  # a full disk, no descriptor left: the script must not fail for it
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
                 os.write(file, line)
             finally:
                 os.close(file)
-        except OSError:  # a full disk, no descriptor left: the script must not fail for it
-            pass
 
 
 def shorten(text):
@@ -243,7 +247,12 @@ def load(path):
     """The names that the Python file at `path` defines; it becomes no module, so nobody can import it."""
     namespace = {"__name__": "<inside>", "__file__": path, "__builtins__": __builtins__}
     with open(path, encoding="utf-8") as file:
-        exec(compile(file.read(), path, "exec", dont_inherit=True), namespace)
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    sys.path[:] = LIBRARY
+    try:
+        exec(code, namespace)
+    finally:
+        sys.path[:] = PATH
     return namespace
 
 
@@ -254,8 +263,6 @@ def describe(error, root):
     the innermost frame made it, not C code called there), `code` (that frame's line), and how it hangs on the link
     before: `cause`, `context`, or `member` of a group.
     """
-    import traceback
-
     chain, seen, todo = [], set(), [("", error)]
     while todo and len(chain) < MAX_CHAIN:
         relation, current = todo.pop(0)
@@ -293,20 +300,8 @@ def describe(error, root):
     return {"chain": chain, "traceback": shorten(text), "root": root}
 
 
-def without_own_frames(error):
-    """The exception as it would look had the script been run by hand."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return error.with_traceback(trace)
-
-
 def frames_of(error):
     """The innermost frames of an exception, whether the last of them raised it, and the line that stands there."""
-    import collections
-    import linecache
-    import opcode
-
     frames, trace, raised, code = collections.deque(maxlen=MAX_FRAMES), error.__traceback__, False, ""
     while trace is not None:
         executed, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
@@ -329,8 +324,6 @@ def frames_of(error):
 
 def peak_memory_bytes():
     """The largest resident size of this process so far, in bytes (getrusage counts KiB, on macOS bytes)."""
-    import resource
-
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 
@@ -378,11 +371,9 @@ def users_part(trace):
 def wait_for_threads():
     """Let the script's threads end, as the interpreter does after `__main__`, so that all of their work is seen."""
     threading = sys.modules.get("threading")
-    try:
+    with contextlib.suppress(Exception):  # no thread was ever started, or the module is the user's own
         if any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate()):
             threading._shutdown()
-    except Exception:  # no thread was ever started, or the module is the user's own
-        pass
 
 
 def work(settings):
@@ -411,10 +402,8 @@ def work(settings):
         faulthandler.enable(os.open(os.path.join(folder, f"rank-{rank}.crash"), os.O_WRONLY | os.O_CREAT, 0o644))
 
     def finish():
-        try:
+        with contextlib.suppress(Exception):  # the script may have closed or replaced it
             sys.stdout.flush()
-        except Exception:  # the script has closed or replaced it
-            pass
         watch.look()  # where there were fewer lines than looks
         try:
             final = observer.final()
@@ -426,7 +415,9 @@ def work(settings):
     try:
         run_script(settings["script"], settings["arguments"])
     except SystemExit as error:
-        events.emit("exit", code=error.code if isinstance(error.code, int) else (0 if error.code is None else 1))
+        code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
+        told = describe(error.with_traceback(users_part(error.__traceback__)), settings["root"]) if code else {}
+        events.emit("exit", code=code, **told)
         wait_for_threads()
         finish()
         raise
