@@ -28,8 +28,8 @@ LIBRARY = [each for each in PATH if each.startswith((os.path.dirname(os.__file__
 LIBRARY = [each for each in LIBRARY if "-packages" not in each]
 sys.path[:] = LIBRARY
 
-import contextlib  # noqa: E402
 import collections  # noqa: E402
+import contextlib  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import linecache  # noqa: E402
