@@ -278,7 +278,7 @@ def _environment(
     return {
         "interpreter": interpreter.path,
         "python": interpreter.python,
-        "packages": end.get("packages", {}),
+        "packages": interpreter.frameworks(),
         "variables": dict(added),
         "warm": end.get("warm"),
         **context.host,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ from matrix.backends import Backend
 from matrix.errors import UsageError
 
 PROBE_S = 180.0  # the first import of a framework on a cold disk takes a minute; a driver that hangs takes for ever
+
+FRAMEWORKS = re.compile(r"torch|jax|numpy$|optax$|equinox$|flax$|libtpu|triton|nvidia-|onednn|intel-|rocm")
 
 _PACKAGES = """
 import json, sys
@@ -58,6 +61,10 @@ class Interpreter:
         """A digest of what decides how a script runs in it: interpreter, version and all packages."""
         text = json.dumps([self.path, self.python, sorted(self.packages.items())])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def frameworks(self) -> dict[str, str]:
+        """Versions of the packages that decide what a framework does."""
+        return {name: version for name, version in self.packages.items() if FRAMEWORKS.match(name)}
 
     def as_data(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

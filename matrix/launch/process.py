@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -98,6 +100,7 @@ class _Events:
     def __init__(self, path: Path):
         self.path = path
         self.position = 0
+        self.trouble: str | None = None
 
     def new(self) -> list[Event]:
         try:
@@ -106,9 +109,15 @@ class _Events:
                 data = file.read(MAX_EVENTS - self.position) if self.position < MAX_EVENTS else b""
         except FileNotFoundError:
             return []
-        whole, newline, _ = data.rpartition(b"\n")
+        whole, newline, rest = data.rpartition(b"\n")
         self.position += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines()]
+        if self.position + len(rest) >= MAX_EVENTS:
+            self.trouble = f"{self.path.name}: the script prints more than {MAX_EVENTS >> 20} MiB of progress lines"
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError:  # a full disk takes a part of a line
+            self.trouble = f"{self.path.name} is damaged: what happened in the attempt is not known"
+            return []
 
 
 def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
@@ -129,7 +138,6 @@ def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    assert supervisor.stdin and supervisor.stdout
     try:
         task = {
             "command": order.command,
@@ -147,18 +155,16 @@ def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
         seen.ended_by = "interrupt"
         raise
     finally:
-        supervisor.stdin.close()  # the lifeline: what is left is killed
-        try:
-            supervisor.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            supervisor.kill()
-            supervisor.wait()
-        supervisor.stdout.close()
+        _release(supervisor)
+        for name in names:  # one that was killed could not remove its pipes
+            (order.folder / f"{name}.out").unlink(missing_ok=True)
     seen.duration_s = time.monotonic() - seen.started
     _collect(seen, files)
     exited = next((message for message in messages if message["event"] == "exited"), None)
+    told = [message["trouble"] for message in messages if message.get("trouble")]
+    seen.trouble = next(iter([*told, *(file.trouble for file in files.values() if file.trouble)]), None)
     if exited is None:
-        seen.trouble = f"the attempt's supervisor ended with {supervisor.returncode} before it reported"
+        seen.trouble = seen.trouble or "the attempt's supervisor ended before it reported"
     else:
         seen.code = exited["code"]
         seen.peak_memory_bytes = exited["peak_memory_bytes"]
@@ -172,11 +178,23 @@ def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
 
 def _tell(supervisor: subprocess.Popen[bytes], line: str) -> None:
     assert supervisor.stdin
-    try:
-        supervisor.stdin.write(line.encode() + b"\n")
+    with contextlib.suppress(BrokenPipeError):  # it is gone; that it never reported is seen later
+        supervisor.stdin.write(line.encode("utf-8", "surrogateescape") + b"\n")
         supervisor.stdin.flush()
-    except BrokenPipeError:
-        return  # it is gone; that it never reported is seen below
+
+
+def _release(supervisor: subprocess.Popen[bytes]) -> None:
+    """Let go of the lifeline, and wait until nothing is left."""
+    assert supervisor.stdin
+    assert supervisor.stdout
+    with contextlib.suppress(BrokenPipeError):
+        supervisor.stdin.close()
+    try:
+        supervisor.wait(EXIT_S)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        supervisor.wait()
+    supervisor.stdout.close()
 
 
 def _follow(
@@ -189,14 +207,14 @@ def _follow(
     """Wait for the end, reading events; returns the supervisor's messages."""
     assert supervisor.stdout
     output = supervisor.stdout.fileno()
-    text, news, killing = b"", seen.started, False
-    while True:
+    text, news, killing = b"", seen.started, math.inf
+    while time.monotonic() < killing + EXIT_S:
         if select.select([output], [], [], POLL_S)[0]:
             data = os.read(output, 65536)
             text += data
             if not data or b'"exited"' in text:
                 break
-        if killing:
+        if killing < math.inf:
             continue
         now = time.monotonic()
         if _collect(seen, files):
@@ -211,7 +229,7 @@ def _follow(
             if seen.ended_by != "untrue":
                 seen.stacks = stacks(seen)
             _tell(supervisor, "kill")
-            killing = True
+            killing = now
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -1,10 +1,11 @@
 """Hold one attempt's processes: start them, drain their output, and leave none alive.
 
-Run by path as a process of its own (`python -I -S supervisor.py`), standard library only. It is a child subreaper, so
-whatever the attempt starts stays below it, also a process that makes a session of its own or whose parent dies.
-Its standard input is its lifeline: the runner sends the order as one JSON line, later `kill`; when the line closes,
-because the runner was killed, it kills as well. On standard output it says, as JSON lines, what it does:
-`started` (pid), `exited` (code or signal, peak memory), then ends.
+Run by path as a process of its own (`python -I -S supervisor.py`), standard library only. It is two processes, a guard
+and the supervisor proper. Both are child subreapers, so whatever the attempt starts stays below them, also a process
+that makes a session of its own or whose parent dies; when one of the two is killed, the other ends all that is left.
+Standard input is the lifeline: the runner sends the order as one JSON line, later `kill`; when the line closes,
+because the runner was killed, the supervisor kills as well. On standard output it says, as JSON lines, what it does:
+`started` (pid), `exited` (code or signal, peak memory, what went wrong here), then ends.
 
 Order: {"command", "environment", "cwd", "folder", "pipes": [NAME, ...], "keep": bytes per log, "echo": bool}
 Each pipe NAME.out in `folder` is drained into NAME.log; `launcher` is the command's own output.
@@ -21,6 +22,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE_S = 0.2  # between SIGTERM and SIGKILL: a courtesy to launchers; nothing depends on it
+KILL_S = 10.0  # SIGKILL ends anything at once, but a process inside a driver that hangs, or another user's
 READ = 1 << 16
 
 
@@ -32,9 +34,10 @@ class Log:
         os.mkfifo(self.path, 0o600)
         # Opened for both ends, so that it neither waits for a writer nor ends with one.
         self.pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.file = open(os.path.join(folder, name + ".log"), "wb")  # noqa: SIM115 - open as long as the process
+        self.file = os.open(os.path.join(folder, name + ".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         self.name, self.half, self.echo = name, keep // 2, echo
         self.written, self.tail, self.dropped = 0, bytearray(), 0
+        self.trouble = None
 
     def drain(self):
         """Read what is there; True when something was."""
@@ -43,12 +46,12 @@ class Log:
         except BlockingIOError:
             return False
         if self.echo:
-            sys.stderr.buffer.write(data)
-            sys.stderr.buffer.flush()
+            with contextlib.suppress(OSError):
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
         head = data[: max(0, self.half - self.written)]
         if head:
-            self.file.write(head)
-            self.file.flush()
+            self.keep(head)
             self.written += len(head)
         self.tail += data[len(head) :]
         if len(self.tail) > 2 * self.half:
@@ -63,11 +66,21 @@ class Log:
             self.dropped += len(self.tail) - self.half
             del self.tail[: -self.half]
         if self.dropped:
-            self.file.write(b"\n[... %d bytes left out ...]\n" % self.dropped)
-        self.file.write(self.tail)
-        self.file.close()
+            self.keep(b"\n[... %d bytes left out ...]\n" % self.dropped)
+        self.keep(self.tail)
+        os.close(self.file)
         os.close(self.pipe)
-        os.unlink(self.path)
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+    def keep(self, data):
+        """Write to the log. A disk that is full must not stall the attempt: it is told at the end."""
+        data = memoryview(data)
+        try:
+            while data:
+                data = data[os.write(self.file, data) :]
+        except OSError as error:
+            self.trouble = f"{self.name}.log cannot be written: {error.strerror}"
 
 
 def say(**message):
@@ -84,45 +97,60 @@ def prctl(option, value):
 
 
 def children():
-    """Process ids of everything below this process."""
+    """Process ids of everything below this process, and of what has ended there but is not yet collected."""
     found, todo = [], [os.getpid()]
+    every = None if os.path.exists(f"/proc/self/task/{todo[0]}/children") else by_parent()
     while todo:
         parent = todo.pop()
-        try:
-            tasks = os.listdir(f"/proc/{parent}/task")
-        except OSError:
-            continue
-        for task in tasks:
-            try:
-                with open(f"/proc/{parent}/task/{task}/children") as file:
-                    below = [int(pid) for pid in file.read().split()]
-            except OSError:
-                continue
-            found += below
-            todo += below
+        below = every.get(parent, []) if every is not None else of_threads(parent)
+        found += below
+        todo += below
     return found
 
 
-def kill_all(group, hard=False):
-    """End every process below this one and reap it; a stopped one too. Returns how many there were."""
-    alive = set(children())
+def of_threads(parent):
+    """The children of every thread of a process, as the kernel lists them."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{parent}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def by_parent():
+    """All processes of the machine by their parent, for kernels that do not list the children of a process."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", errors="replace") as file:
+            found.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
+    return found
+
+
+def kill_all(grace):
+    """End every process below this one and reap it; a stopped one too.
+
+    Args:
+        grace: seconds between SIGTERM and SIGKILL; 0 for SIGKILL at once.
+
+    Returns:
+        How many there were.
+    """
+    alive = children()
     count = len(alive)
-    if alive and not hard:
+    if alive and grace:
         for pid in alive:
             send(pid, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + grace
         while children() and time.monotonic() < deadline:
             reap()
             time.sleep(0.01)
-    while alive := children():
+    deadline = time.monotonic() + KILL_S
+    while (alive := children()) and time.monotonic() < deadline:
         for pid in alive:
             send(pid, signal.SIGKILL)
         reap()
         time.sleep(0.005)
-    if group:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-    reap()
     return count
 
 
@@ -172,8 +200,34 @@ def start(order, launcher):
 
 def main():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: (kill_all(None, hard=True), os._exit(1)))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, lambda *_: (kill_all(0), os._exit(1)))
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            if os.getppid() == guard:
+                supervise()
+        except Exception as error:
+            say(event="failed", trouble=f"{type(error).__name__}: {error}")
+        os._exit(0)
+    os.close(0)
+    while (status := reap_one(pid)) is None:
+        pass
+    kill_all(0)
+    os._exit(abs(os.waitstatus_to_exitcode(status)))
+
+
+def reap_one(pid):
+    """Wait for any child; its status when it was `pid`."""
+    ended, status = os.wait()
+    return status if ended == pid else None
+
+
+def supervise():
+    """Run one order to its end."""
     buffer = b""
     while b"\n" not in buffer:
         data = os.read(0, READ)
@@ -195,7 +249,7 @@ def main():
     pid = start(order, logs[0])
     say(event="started", pid=pid, time=time.monotonic())
     status = usage = None
-    killed = False
+    killed = b"kill" in buffer
     while status is None and not killed:
         for key, _ in selector.select(timeout=1.0):
             if key.data is None:
@@ -208,13 +262,7 @@ def main():
         for ended, (code, used) in reap().items():
             if ended == pid:
                 status, usage = code, used
-    if status is None:
-        left = kill_all(pid)
-    else:
-        for log in logs:
-            while log.drain():
-                pass
-        left = kill_all(pid, hard=True)  # a script that ended leaves nothing behind
+    left = kill_all(GRACE_S if status is None else 0)  # a script that ended leaves nothing behind
     for log in logs:
         log.close()
     say(
@@ -222,6 +270,7 @@ def main():
         code=os.waitstatus_to_exitcode(status) if status is not None else None,
         killed=killed and status is None,
         left=left,
+        trouble=next((log.trouble for log in logs if log.trouble), None),
         peak_memory_bytes=usage.ru_maxrss * 1024 if usage is not None else None,
         time=time.monotonic(),
     )
