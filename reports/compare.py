@@ -105,7 +105,7 @@ class Comparison:
         if self.outside:
             left = count(self.outside, "executed cell")
             lines.append(f"{left} of the base {'is' if self.outside == 1 else 'are'} not in the head's selection.")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
 
 def compare(base_paths: Iterable[Path], head_paths: Iterable[Path], today: datetime.date | None = None) -> Comparison:

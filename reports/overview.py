@@ -153,6 +153,8 @@ def headline(total: Tally) -> str:
     if not good:
         return f"None {of} runs."
     ran = f"{good:,} {of} {'runs' if good == 1 else 'run'}"
+    if good == total.executed > 1:
+        ran = f"All {count(good, 'executed cell')} run"
     if not total.verdicts["ported"]:
         return f"{ran}, unchanged."
     if not total.verdicts["as-is"]:

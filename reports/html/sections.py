@@ -176,8 +176,8 @@ def _loss(row: Row, detail: Detail) -> Iterator[Block]:
     elif not wanted:
         yield "text", "The workload has no reference."
     if metrics.eval is not None:
-        beside = f", reference {reference.eval:.6g}" if reference and reference.eval is not None else ""
-        yield "text", f"Evaluation {metrics.eval:.6g}{beside}."
+        known = _evaluation(reference, metrics.loss[-1][0]) if reference else None
+        yield "text", f"Evaluation {metrics.eval:.6g}" + (f", reference {known:.6g}." if known is not None else ".")
     if detail.lean and row.verdict.verdict in ("as-is", "ported"):
         return
     drawings = [charts.loss(metrics.loss, wanted, tolerance), charts.deviation(metrics.loss, wanted, tolerance)]
@@ -185,6 +185,12 @@ def _loss(row: Row, detail: Detail) -> Iterator[Block]:
     for caption, drawing in zip(captions, drawings, strict=True):
         if drawing:
             yield "svg", caption, drawing
+
+
+def _evaluation(reference: Reference, step: int) -> float | None:
+    """The reference's evaluation after `step`, if it has one there."""
+    last = reference.eval if reference.loss and step == reference.loss[-1][0] else None
+    return reference.evaluations.get(step, last)
 
 
 def _throughput(row: Row) -> Iterator[Block]:
@@ -228,9 +234,8 @@ def _devices(row: Row) -> Iterator[Block]:
     table = _table({"rank": rank, **device} for rank, seen in reports.items() for device in _devices_of(seen))
     if table:
         yield table
-    table = _table({"rank": rank, **seen} for rank, seen in reports.items())
-    if table and len(table[1]) > 1:
-        yield table
+    if reports:
+        yield _by_rank(reports)
     rest = [(name, value) for name, value in devices.detail.items() if name not in reports]
     if rest:
         yield _pairs(*rest[:24])
@@ -254,6 +259,18 @@ def _table(entries: Iterable[dict[str, Any]]) -> Block | None:
     return "table", [one_line(key.replace("_", " "), 40) for key in head], lines
 
 
+def _by_rank(reports: dict[str, dict[str, Any]]) -> Block:
+    """What the ranks report beside their devices: a line for each thing, a column for each of the first ranks."""
+    ranks = list(reports)[:16]
+    names = [name for name in dict.fromkeys(key for rank in ranks for key in reports[rank]) if name != "devices"]
+    lines = []
+    for name in names[:32]:
+        values = [one_line(_in_words(name, reports[rank].get(name, "")), 120) for rank in ranks]
+        if any(values):
+            lines.append([one_line(name.replace("_", " "), 40), *values])
+    return "table", ["", *(one_line(f"rank {rank}", 20) for rank in ranks)], lines
+
+
 def _nested(values: list[Any]) -> bool:
     return any(isinstance(value, dict) for value in values)
 
@@ -267,6 +284,8 @@ def _in_words(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int) and "bytes" in key:
         return memory(value)
+    if value is None:
+        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -341,4 +360,6 @@ def _environment(environment: dict[str, Any]) -> Block:
     variables = values.pop("variables", None)
     if isinstance(variables, dict):
         values["variables"] = " ".join(f"{name}={value}" for name, value in variables.items())
+    if isinstance(values.get("memory_bytes"), int):
+        values["memory"] = memory(values.pop("memory_bytes"))
     return _pairs(*((name.replace("_", " "), value) for name, value in list(values.items())[:40]))

@@ -106,7 +106,7 @@ def test_speed_is_not_compared_across_machines_or_where_it_is_not_comparable() -
 
 def test_a_set_compared_with_itself_has_no_change() -> None:
     found = speeds(around(1000, 5, 1), around(1000, 5, 1))
-    assert str(found) == "No cell changed.\n\n1 executed cell unchanged; speed compared in 1 cell.\n"
+    assert str(found) == "No cell changed.\n\n1 executed cell unchanged; speed compared in 1 cell."
     assert found.exit_code == 0
 
 
@@ -129,5 +129,5 @@ def test_the_text_lists_the_worst_first(tmp_path: Path) -> None:
         "fixed (1): did not run before, does now (or now without a port)\n"
         "  digits/jax/cpu/single  broken (hang) -> as is\n"
         "\n"
-        "0 executed cells unchanged; speed compared in 0 cells.\n"
+        "0 executed cells unchanged; speed compared in 0 cells."
     )

@@ -2,6 +2,7 @@
 
 import datetime
 
+from matrix.failures import CAUSES
 from matrix.journal import Changes
 from reports.markdown import LIMIT, code, plain, summary
 from reports.merge import merge
@@ -50,7 +51,7 @@ def test_the_summary_begins_with_the_answer_and_has_every_part() -> None:
         "\n"
         "| cells | cause | message | where | for example |\n"
         "|---|---|---|---|---|\n"
-        "| 1 | `hang` Nothing was reported for longer than allowed, and the processes were still alive. | "
+        f"| 1 | `hang` {plain(CAUSES['hang'].words, 160)} | "
         "`no progress for 60 s` | `torch/train.py:18` | `gpt/torch/cpu/dp2` |\n"
         "\n"
         "### Throughput\n"

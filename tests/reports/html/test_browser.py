@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from matrix.failures import CAUSES
 from reports.build import build
 from reports.html import page as page_module
 
@@ -219,7 +220,7 @@ def test_without_script_everything_is_readable(open_tab: Any, address: str) -> N
     assert tab.page.is_hidden(".filter")
     assert tab.page.is_visible(".matrix tbody tr:last-child a")
     tab.page.click("details.cell:has-text('gpt/torch-compile/cpu/fsdp4') > summary")
-    assert tab.page.is_visible("details.cell[open] >> text=Look at the stacks")
+    assert tab.page.is_visible(f"details.cell[open] >> text={CAUSES['hang'].advice}")
 
 
 # The contrast of every text with what is painted behind it (WCAG 2.1, 1.4.3).

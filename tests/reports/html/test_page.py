@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from matrix.failures import CAUSES
 from reports.build import build
 from reports.html import page as page_module
 from reports.html.data import as_json
@@ -112,8 +113,8 @@ def test_nothing_is_fetched_and_only_our_script_may_run(shown: Document) -> None
 
 def test_a_section_has_cause_advice_place_and_command(shown: Document) -> None:
     for part in (
-        "Nothing was reported for longer than allowed, and the processes were still alive.",
-        "Look at the stacks", "torch/ddp.py:23", "Stack of rank 2", "python torch/ddp.py --steps 30",
+        CAUSES["hang"].words,
+        CAUSES["hang"].advice, "torch/ddp.py:23", "Stack of rank 2", "python torch/ddp.py --steps 30",
         "rank 0 of 4 starts", "+model = DDP(model)", "all_gather_into_tensor", "SyncBatchNorm needs a GPU",
     ):  # fmt: skip
         assert part in shown.text
@@ -196,4 +197,4 @@ def test_a_failure_without_anything_but_its_cause_has_a_section(tmp_path: Path) 
     cell = planned()
     bare = failure("hang", "").model_copy(update={"frame": None, "excerpt": [], "traceback": None, "signature": ""})
     document = written(tmp_path, MadeUpRun().add(cell, attempt(cell, "fail", failure=bare, environment={}, devices={})))
-    assert "What failed hang: Nothing was reported" in document.text
+    assert f"What failed hang: {CAUSES['hang'].words}" in document.text
