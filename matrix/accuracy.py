@@ -50,13 +50,18 @@ def _jax_float32(asked: str, accelerator: str) -> str:
 
 
 def _torch_float32(setting: Mapping[str, Any], convolution: bool, accelerator: str) -> str:
+    """In PyTorch's older words (`matmul`, `cudnn_tf32`), and in those of each library where it has them."""
     matmul = setting.get("matmul", "highest")
-    if accelerator == "cpu":
-        return "bf16" if matmul == "medium" else "ieee-f32"
     if accelerator == "tpu":
         return "bf16"
-    if accelerator == "cuda" and (matmul != "highest" or (convolution and setting.get("cudnn_tf32"))):
-        return "tf32"
+    if accelerator == "cpu":
+        asked = {setting.get("mkldnn"), "bf16" if matmul == "medium" else None}
+        return next((name for name in ("bf16", "tf32") if name in asked), "ieee-f32")
+    if accelerator == "cuda":
+        lowered = matmul != "highest" or setting.get("cuda") == "tf32"
+        if convolution:
+            lowered = lowered or bool(setting.get("cudnn_tf32")) or setting.get("cudnn") == "tf32"
+        return "tf32" if lowered else "ieee-f32"
     return "ieee-f32"
 
 

@@ -57,9 +57,9 @@ def check_truth(cell: Cell, seen: Observation) -> truth.Truth:
     """What the observers' reports amount to for this cell."""
     reports = {}
     for rank in seen.events:
-        report, start = seen.last("seen", rank), seen.last("start", rank)
-        if report is not None and start is not None:
-            reports[rank] = {**report, "host": start["host"]}
+        report, start = seen.last("seen", rank) or seen.last("blind", rank), seen.last("start", rank)
+        if start is not None:
+            reports[rank] = {**(report or {}), "host": start["host"]}
     return truth.check(
         reports,
         cell.layout,

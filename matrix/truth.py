@@ -8,6 +8,9 @@ held against the cell. Every rule is about a strategy, none about a workload:
     fully-sharded,  a device holds about 1/n of the parameters' bytes
     tensor, hybrid
     torch-compile   graphs were captured, compiled, and gradients come out of them
+
+What differs between ranks is a fingerprint: of the gradient that a rank computed by itself, and of the data that its
+first operations were fed with. The gradients of equal data differ too where random numbers come in (dropout).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any
 
@@ -24,7 +27,9 @@ from matrix.journal import Layout
 Seen = Mapping[str, Any]
 """The `seen` event of one rank."""
 
-MAJORITY = 0.5  # of parameter bytes, of work, of bytes behind compiled graphs: less is not "the work"
+MAJORITY = 0.5  # of parameter bytes, of work, of bytes behind compiled graphs: not more is not "the work"
+BUSY = 0.1  # of an equal share of the work: a device that does less is idle
+SPARE = 0.25  # of what sharding saves may be missing: biases and norms are often kept whole
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,15 @@ def check(
     """
     if not ranks:
         return Truth(Unseen("no process of the cell reported what it did"), None, "")
+    for rank, seen in ranks.items():
+        if "framework" not in seen:
+            reason = seen.get("reason") or "it ended without a report"
+            return Truth(Unseen(f"what rank {rank} did could not be seen ({reason})"), None, "")
     if all(seen.get("framework") is None for seen in ranks.values()):
         return Truth(Finding("wrong-device", f"the script never imported {framework}"), 0, "")
     devices = [device | {"rank": rank} for rank, seen in ranks.items() for device in seen.get("devices", ())]
     kind = next((str(device.get("kind", "")) for device in devices if owns(device)), "")
-    used = len({(_place(d, ranks), d["id"]) for d in devices if owns(d) and _busy(d)})
+    used = _used([device for device in devices if owns(device)], layout.nodes * layout.devices, ranks)
     problem = (
         _device(devices, target, owns, ranks)
         or _idle(used, layout)
@@ -98,8 +107,14 @@ def _place(device: Mapping[str, Any], ranks: Mapping[int, Seen]) -> Any:
     return device["rank"] if device["platform"] == "cpu" else ranks[device["rank"]].get("host")
 
 
-def _busy(device: Mapping[str, Any]) -> bool:
-    return bool(device.get("work") or device.get("parameter_bytes"))
+def _used(devices: Sequence[Mapping[str, Any]], n: int, ranks: Mapping[int, Seen]) -> int:
+    """How many of the devices did work (where none could be measured: held parameters)."""
+    quantity = "work" if any(device.get("work") for device in devices) else "parameter_bytes"
+    done = Counter[Any]()
+    for device in devices:
+        done[_place(device, ranks), device["id"]] += device.get(quantity, 0)
+    least = BUSY * done.total() / n
+    return sum(1 for each in done.values() if each and each >= least)
 
 
 def _device(
@@ -115,7 +130,7 @@ def _device(
             continue
         measured = True
         there = sum(device.get(quantity, 0) for device in devices if owns(device))
-        if there < MAJORITY * total:
+        if there <= MAJORITY * total:
             where = Counter[str]()
             for device in devices:
                 where[_name(device)] += device.get(quantity, 0)
@@ -123,7 +138,7 @@ def _device(
             return Finding("wrong-device", f"the cell's device is {target}, but the {words} on {places}")
     if not measured:
         trouble = next((seen["trouble"] for seen in ranks.values() if seen.get("trouble")), None)
-        return Unseen("no work was seen: no backward call, no optimizer, no compiled step" + _because(trouble))
+        return Unseen("no work was seen: no backward pass, no module, no compiled step" + _because(trouble))
     return None
 
 
@@ -150,7 +165,7 @@ def _strategy(ranks: Mapping[int, Seen], layout: Layout, units: float | None) ->
     if layout.strategy == "data":
         return _split(ranks, n, units, required=True)
     if layout.strategy in ("fully-sharded", "tensor", "hybrid"):
-        return _sharded(ranks, n) or (
+        return _sharded(ranks, n, layout.strategy) or (
             _split(ranks, n, units, required=False) if layout.strategy == "fully-sharded" else None
         )
     return None
@@ -158,14 +173,15 @@ def _strategy(ranks: Mapping[int, Seen], layout: Layout, units: float | None) ->
 
 def _split(ranks: Mapping[int, Seen], n: int, units: float | None, required: bool) -> Finding | Unseen | None:
     """The data-parallel rule: inputs differ, and each device does 1/n."""
-    prints = {rank: seen["fingerprint"] for rank, seen in ranks.items() if seen.get("fingerprint")}
-    for value, count in Counter(prints.values()).items():
-        if count > 1:
-            same = [str(rank) for rank, each in prints.items() if each == value]
-            return Finding(
-                "replicated-work",
-                f"ranks {', '.join(same)} computed the same gradient, so they were fed the same data",
-            )
+    gradients = {f"rank {rank}": seen["fingerprint"] for rank, seen in ranks.items() if seen.get("fingerprint")}
+    fed = {f"rank {rank}": seen["inputs"] for rank, seen in ranks.items() if seen.get("inputs")}
+    for seen in ranks.values():
+        fed |= seen.get("fed", {})
+    for prints, words in ((gradients, "computed the same gradient"), (fed, "were fed the same data")):
+        for value, count in Counter(prints.values()).items():
+            if count > 1:
+                same = [name for name, each in prints.items() if each == value]
+                return Finding("replicated-work", f"{', '.join(same)} {words}")
     shares = [seen["work_share"] for seen in ranks.values() if seen.get("work_share") is not None]
     if shares and max(shares) > (1 + 1 / n) / 2:
         return Finding(
@@ -178,27 +194,35 @@ def _split(ranks: Mapping[int, Seen], n: int, units: float | None, required: boo
             "replicated-work",
             f"a device processes all {units:g} units of a step; split over {n} it would process {(units or 0) / n:g}",
         )
-    if not required or shares or len(prints) == len(ranks) > 1 or all(batch == "part" for batch in batches):
+    if not required or shares or len(fed) >= n or all(batch == "part" for batch in batches):
         return None
-    return Unseen(f"whether the batch was split over the {n} devices could not be seen")
+    if len(gradients) == len(ranks) > 1 and not any(seen.get("random") for seen in ranks.values()):
+        return None  # nothing but the data can have made them differ
+    return Unseen(
+        f"whether the batch was split over the {n} devices could not be seen: "
+        + ("its sizes do not show the count of the progress lines" if units else "no tokens= or examples= was printed")
+    )
 
 
 def _batch(seen: Seen, units: float | None, n: int) -> str | None:
-    """Whether the leading sizes of the values show 1/n of the batch (`part`) or all of it (`whole`)."""
+    """Whether the leading sizes of most values show 1/n of the batch (`part`) or all of it (`whole`)."""
     if not units or not seen.get("shapes"):
         return None
     parameters = {tuple(shape) for shape in seen.get("parameter_shapes", ())}
     parameters |= {shape[::-1] for shape in parameters}
-    sizes: set[int] = set()
+    there = units * seen.get("shapes_over", 1)  # shapes of all devices together show n times what one processes
+    part = whole = 0
     for shape in seen["shapes"]:
         if tuple(shape) not in parameters:
-            sizes |= set(accumulate(shape, mul))
-    if units / n in sizes:
-        return "part"
-    return "whole" if units in sizes else None
+            sizes = set(accumulate(shape, mul))  # (batch, time, ...): batch * time are the tokens
+            part += there / n in sizes
+            whole += there in sizes and there / n not in sizes
+    if part == whole:
+        return None
+    return "part" if part > whole else "whole"
 
 
-def _sharded(ranks: Mapping[int, Seen], n: int) -> Finding | Unseen | None:
+def _sharded(ranks: Mapping[int, Seen], n: int, strategy: str) -> Finding | Unseen | None:
     shares = []
     for seen in ranks.values():
         held = seen.get("parameter_bytes", {})
@@ -206,7 +230,13 @@ def _sharded(ranks: Mapping[int, Seen], n: int) -> Finding | Unseen | None:
             shares.append(held["local"] / held["global"])
     if not shares:
         return Unseen("how the parameters were laid on the devices could not be seen")
-    if max(shares) > (1 + 1 / n) / 2:
+    prints = {seen.get("fingerprint") for seen in ranks.values()}
+    plain = all(seen.get("plain_parameters") for seen in ranks.values())
+    if strategy != "fully-sharded" and plain and None not in prints and len(prints) == len(ranks) == n:
+        return Unseen(
+            "each rank holds plain tensors with gradients of their own: slices cut by hand cannot be told from copies"
+        )
+    if max(shares) > 1 / n + SPARE * (1 - 1 / n):
         return Finding(
             "not-sharded",
             f"a device holds {max(shares):.0%} of the parameters' bytes; sharded over {n} it would hold {1 / n:.0%}",
@@ -214,7 +244,7 @@ def _sharded(ranks: Mapping[int, Seen], n: int) -> Finding | Unseen | None:
     return None
 
 
-def _compiled(ranks: Mapping[int, Seen]) -> Finding | None:
+def _compiled(ranks: Mapping[int, Seen]) -> Finding | Unseen | None:
     for rank, seen in ranks.items():
         compiled = seen.get("compiled", {})
         if not compiled.get("graphs"):
@@ -223,20 +253,23 @@ def _compiled(ranks: Mapping[int, Seen]) -> Finding | None:
             return Finding(
                 "not-compiled", f"rank {rank}: Dynamo captured {compiled['graphs']} graphs, Inductor compiled none"
             )
-        held = seen.get("parameter_bytes", {}).get("local", 0)
-        through = compiled.get("parameter_bytes", 0)
-        if held and seen.get("backward_calls") and through < MAJORITY * held:
-            return Finding(
-                "not-compiled",
-                f"rank {rank}: {through / held:.0%} of the parameters' bytes get their gradient from a compiled graph",
-            )
+        if seen.get("backward_calls"):
+            held, through = compiled.get("reached_bytes", 0), compiled.get("parameter_bytes", 0)
+            words = "get their gradient from a compiled graph"
+        else:
+            held, through = seen.get("parameter_bytes", {}).get("local", 0), compiled.get("guarded_bytes")
+            words = "are used by a compiled graph"
+            if through is None:
+                return Unseen("which parameters the compiled graphs use could not be seen")
+        if through <= MAJORITY * held:
+            return Finding("not-compiled", f"rank {rank}: {through / (held or 1):.0%} of the parameters' bytes {words}")
     return None
 
 
 def units_per_step(progress: Iterable[Mapping[str, Any]]) -> float | None:
     """Examples or tokens of one step, from the lines of a rank (each counts since the line before it)."""
     lines = list(progress)
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in pairwise(lines):
         steps = line["step"] - before["step"]
         if line.get("units") and steps > 0:
             return float(line["units"]) / float(steps)

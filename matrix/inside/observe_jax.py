@@ -3,21 +3,25 @@
 Every compilation passes `jax._src.compiler.compile_or_get_cached`. It is given the whole computation as the user wrote
 it, for all devices together, and returns the executable of one device after partitioning. The ratio of their FLOPs is
 the share of the work that one device does: 1/n when it is split over n devices, 1 when it is replicated. Where the
-user wrote the per-device program (`shard_map`, `pmap`), the computation says shapes per device instead. After the
-second progress line the function is put back; only JAX's own listener for compilations stays.
+user wrote the per-device program (`shard_map`, `pmap`), the computation says shapes per device instead. Whether the
+devices were given different data is seen in the arrays that are alive. After the second progress line the function is
+put back; only JAX's own listener for compilations stays.
 
-Private names used (verified with jax 0.6 to 0.10): `jax._src.compiler.compile_or_get_cached`, `jaxlib._jax.mlir`,
+Private names used (verified with jax 0.10): `jax._src.compiler.compile_or_get_cached`, `jaxlib._jax.mlir`,
 `hlo_module_cost_analysis`. Whatever is missing is reported as not seen.
 """
 
+import hashlib
 import re
 import sys
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-MAX_TEXT = 50_000_000  # characters of StableHLO that are searched
-DOT = re.compile(r"stablehlo\.(dot_general|convolution)\b[^\n]*")
-PRECISION = re.compile(r"precision(?:_config)? = \[(?:#stablehlo<precision )?(\w+)")
-OPERANDS = re.compile(r": \(tensor<([^>]*)>, tensor<([^>]*)>\) -> tensor<([^>]*)>")
+MATMUL = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
+PRECISION = re.compile(r"precision<(\w+)>|\b(DEFAULT|HIGHEST|HIGH)\b")
+HASHED = 65_536  # elements of an array's shard that are hashed
+SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+SHORT |= {"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "i1": "bool"}
+SHORT |= {"ui64": "uint64", "ui32": "uint32", "ui16": "uint16", "ui8": "uint8"}
 
 
 def observe(after_import):
@@ -26,28 +30,33 @@ def observe(after_import):
 
 
 def shape_of(text):
-    """`96x64xf32` -> ((96, 64), "f32"); a dynamic size is 0."""
-    *sizes, dtype = text.split("x")
+    """`tensor<96x64xf32>` -> ((96, 64), "f32"); a dynamic size is 0."""
+    *sizes, dtype = text.removeprefix("tensor<").removesuffix(">").split("x")
     return tuple(int(size) if size.isdigit() else 0 for size in sizes), dtype
 
 
 class Program:
-    """One compilation: the computation as given, and the executable made of it."""
+    """One compilation: the computation as given, and the executable made of it. Nothing is read before it has to be."""
 
     def __init__(self, computation, executable):
+        self.computation = computation
         self.executable = executable
-        self.text = str(computation)[:MAX_TEXT]
-        main = next(
-            each
-            for each in computation.body.operations
-            if each.operation.name == "func.func" and each.attributes["sym_name"].value == "main"
-        )
+        main = self.functions()["main"]
+        self.name = computation.operation.attributes["sym_name"].value
         self.inputs = [str(each) for each in main.type.inputs]
         self.outputs = [str(each) for each in main.type.results]
         self.devices = list(executable.local_devices())
         costs = executable.cost_analysis()
         costs = costs[0] if isinstance(costs, (list, tuple)) else costs
         self.flops = float((costs or {}).get("flops", 0.0))
+        self.found = None
+
+    def functions(self):
+        return {
+            each.attributes["sym_name"].value: each
+            for each in self.computation.body.operations
+            if each.operation.name == "func.func"
+        }
 
     @property
     def updates(self):
@@ -55,14 +64,45 @@ class Program:
         return {each for each in self.inputs if each in self.outputs and "x" in each}
 
     @property
+    def products(self):
+        """Its matrix products: `(types of operands and result, precision, whether the user wrote it per device)`."""
+        if self.found is None:
+            self.found, functions, met = [], self.functions(), set()
+            # The older partitioner marks per-device code by calls at its borders, and outlines it.
+            everywhere = "SPMDFullToShardShape" in str(self.computation) if "main" in functions else False
+
+            def visit(operation, manual):
+                for region in operation.regions:
+                    for block in region.blocks:
+                        for each in block.operations:
+                            name = each.operation.name
+                            if name in MATMUL:
+                                types = [str(value.type) for value in (*each.operands, *each.results)]
+                                attributes = each.operation.attributes
+                                asked = str(attributes["precision_config"]) if "precision_config" in attributes else ""
+                                words = [a or b for a, b in PRECISION.findall(asked)]
+                                self.found.append((types, words[0] if words else "DEFAULT", manual or everywhere))
+                            elif name in ("func.call", "call"):
+                                key = each.operation.attributes["callee"].value, manual
+                                if key not in met and key[0] in functions:
+                                    met.add(key)
+                                    visit(functions[key[0]].operation, manual)
+                            visit(each.operation, manual or "manual_computation" in name)
+
+            visit(functions["main"].operation, False)
+        return self.found
+
+    @property
     def manual(self):
-        return "manual_computation" in self.text or "SPMDFullToShardShape" in self.text
+        """Whether its matrix products are written per device."""
+        return any(manual for _, _, manual in self.products)
 
     def whole_flops(self):
         """FLOPs of the computation over all devices together, before partitioning."""
         from jaxlib import _jax
 
-        made = _jax.mlir.mlir_module_to_xla_computation(self.text, use_tuple_args=False, return_tuple=False)
+        text = str(self.computation)
+        made = _jax.mlir.mlir_module_to_xla_computation(text, use_tuple_args=False, return_tuple=False)
         module = made.get_hlo_module() if hasattr(made, "get_hlo_module") else made.as_hlo_module()
         return float(_jax.hlo_module_cost_analysis(self.executable.client, module)["flops"])
 
@@ -116,9 +156,18 @@ class Observer:
         return self.compilations
 
     def step(self):
-        """The program that does the training: the heaviest of those that give out what they take in."""
-        candidates = [program for program in self.programs if program.updates] or self.programs
-        return max(candidates, key=lambda program: program.flops * len(program.devices), default=None)
+        """The program that does the training: the heaviest of those that multiply and give out what they take in."""
+        heaviest = sorted(self.programs, key=lambda program: -program.flops * len(program.devices))
+        wanted = (
+            lambda program: program.updates and program.products,
+            lambda program: program.products,  # without jit every operation is a program
+            lambda program: program.updates,
+        )
+        for want in wanted:
+            found = next((program for program in heaviest if want(program)), None)
+            if found is not None:
+                return found
+        return heaviest[0] if heaviest else None
 
     def device(self, device):
         """A device in the words that an accelerator's `owns` reads."""
@@ -148,66 +197,80 @@ class Observer:
         for program in like:
             for device in program.devices:
                 work[device] = work.get(device, 0.0) + program.flops
-        parameters, whole = self.parameters(jax, step)
+        arrays = self.arrays()
+        parameters, whole = self.parameters(arrays, step)
         devices = [
             self.device(device) | {"parameter_bytes": parameters.get(device, 0), "work": work.get(device, 0.0)}
             for device in {*parameters, *work}
         ]
+        manual = step.manual
         share = None
-        if len(step.devices) > 1 and not step.manual:
+        if len(step.devices) > 1 and not manual:
             try:
                 total = step.whole_flops()
                 share = step.flops / total if total else None
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"
         shapes, dtypes = set(), {}
-        for found in DOT.finditer(step.text):
-            operands = OPERANDS.search(found.group())
-            if operands is None:
-                continue
-            named = PRECISION.search(found.group())
-            for operand in operands.groups():
-                shapes.add(shape_of(operand)[0])
-            kind = f"{shape_of(operands.group(1))[1]}/{named.group(1) if named else 'DEFAULT'}"
+        for types, asked, inner in step.products:
+            if inner == manual:
+                shapes |= {shape_of(each)[0] for each in types}
+            kind = f"{shape_of(types[0])[1]}/{asked}"
             dtypes[kind] = dtypes.get(kind, 0) + 1
-        updates = {shape_of(each.removeprefix("tensor<").removesuffix(">"))[0] for each in step.updates}
         return {
             "framework": "jax",
             "trouble": self.trouble,
-            "program": step.text.split("@", 1)[-1].split(" ", 1)[0],
+            "program": step.name,
             "devices": devices,
-            "parameter_bytes": {"local": max(parameters.values(), default=0), "global": whole},
+            "parameter_bytes": {
+                "local": sum(parameters.values()) / len(step.devices),
+                "global": whole,
+            },
             "work_share": share,
-            "manual": step.manual,
-            "shapes": sorted(shapes)[:64] if step.manual or len(step.devices) == 1 else [],
-            "parameter_shapes": sorted(updates)[:512],
-            "fingerprint": None,
+            "manual": manual,
+            "shapes": sorted(shapes)[:256],
+            "shapes_over": 1 if manual else len(step.devices),
+            "parameter_shapes": sorted({shape_of(each)[0] for each in step.updates})[:512],
+            "fed": self.fed(arrays, step),
             "dtypes": dtypes,
-            "parameter_dtypes": sorted(
-                {shape_of(each.removeprefix("tensor<").removesuffix(">"))[1] for each in step.updates}
-            ),
+            "parameter_dtypes": sorted({shape_of(each)[1] for each in step.updates}),
             "matmul_precision": {"matmul": str(jax.config.jax_default_matmul_precision)},
             "compiled": {"graphs": self.compilations},
         }
 
-    def parameters(self, jax, step):
-        """Bytes of the step's parameters that each device holds now, and of all of them if held once."""
+    def arrays(self):
+        """The arrays that are alive on any device."""
         from jax.extend import backend
 
+        found = {id(array): array for client in backend.backends().values() for array in client.live_arrays()}
+        return [array for array in found.values() if not array.is_deleted()]
+
+    def parameters(self, arrays, step):
+        """Bytes of the step's parameters that each device holds now, and of all of them if held once."""
         held, whole = {}, 0
-        arrays = {id(array): array for client in backend.backends().values() for array in client.live_arrays()}
-        for array in arrays.values():
-            dtype = str(array.dtype)
-            if array.is_deleted() or not any(self.matches(array, dtype, each) for each in step.updates):
-                continue
+        for array in self.of_types(arrays, step.updates):
             whole += array.nbytes
             for shard in array.addressable_shards:
                 held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
         return held, whole
 
-    def matches(self, array, dtype, wanted):
-        shape, kind = shape_of(wanted.removeprefix("tensor<").removesuffix(">"))
-        return array.shape == shape and dtype in (kind, SHORT.get(kind))
+    def fed(self, arrays, step):
+        """By device, a hash of the data that the step gets there: its inputs that it does not give out again."""
+        import numpy
+
+        found = {}
+        for array in self.of_types(arrays, {each for each in step.inputs if "x" in each} - step.updates):
+            if array.sharding.is_fully_replicated and len(array.sharding.device_set) > 1:
+                continue
+            for shard in array.addressable_shards:
+                part = numpy.asarray(shard.data).reshape(-1)[:HASHED]
+                if part.size and (part != part[0]).any():
+                    found.setdefault(str(shard.device), set()).add(hashlib.sha256(part.tobytes()).hexdigest()[:16])
+        return {device: " ".join(sorted(hashes)) for device, hashes in found.items()}
+
+    def of_types(self, arrays, types):
+        wanted = {(shape, SHORT.get(dtype, dtype)) for shape, dtype in map(shape_of, types)}
+        return [array for array in arrays if (array.shape, str(array.dtype)) in wanted]
 
     def final(self):
         """What is known at the end: compilations and their time, and the device's own peak memory."""
@@ -218,6 +281,3 @@ class Observer:
             peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
             found["device_peak_bytes"] = max((peak for peak in peaks if peak), default=None)
         return found
-
-
-SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}

@@ -1,22 +1,36 @@
-"""See where a PyTorch script's work is done, without touching it: at the calls of backward and at its optimizers.
+"""See where a PyTorch script's work is done, without touching it: where its backward passes enter the engine.
 
 The autograd graph of the loss holds what is needed: for each node the shape, dtype and device of its values, for each
-leaf the parameter, and whether a compiled graph stands between them. It is read in the first backward calls, outside
-of anything that Dynamo traces; there is no dispatch mode and no module hook, since both would change what compiles.
+leaf the parameter, and whether a compiled graph yields its gradient. It is read when `torch.autograd` hands the first
+backward passes to its engine, outside of anything that Dynamo traces. `torch.autograd.backward` and `grad` stay what
+they are (Dynamo knows them by identity), and there is no dispatch mode, since both would change what compiles.
 
-Private names used (verified with torch 2.6 to 2.13): `Node._input_metadata`, `torch._dynamo.utils.counters`,
-`torch._C._dynamo.eval_frame.skip_code`, `torch._C._len_torch_dispatch_stack`. Whatever is missing is reported as not
-seen.
+Inference has no backward. There the outputs of modules are seen by a global forward hook, which exists only until the
+script loads Dynamo: a compiled module must not see one. After that, Dynamo's own records have to do.
+
+Private names used (verified with torch 2.13): `torch.autograd._engine_run_backward`, `Node._input_metadata`,
+`Node._raw_saved_*`, `SavedTensor.unpack_hook`, `torch._dynamo.utils.counters` and `get_compilation_metrics`,
+`torch._C._len_torch_dispatch_stack`, `set_eval_frame` and `set_code_exec_strategy` of `torch._C._dynamo.eval_frame`.
+Whatever is missing is reported as not seen.
 """
 
+import collections
+import gc
 import hashlib
 import sys
 import weakref
 
 MAX_NODES = 20_000
-ENOUGH = 3  # the call of backward at which two whole steps have been seen; also ranks that print nothing come here
-FINGERPRINT = 65_536  # elements of a gradient that are hashed
-MATMUL = ("mm", "linear", "conv", "attention", "compiledfunction", "matmul", "addmv", "dot")
+CALLS = 3  # of backward, at least, before a rank that prints nothing is seen enough of
+REPEATS = 2  # of them in a row that reach no parameter of a shape that was not reached before
+MANY = 50  # calls after which nothing new is waited for
+HASHED = 65_536  # elements of a tensor that are hashed
+LEAVES = 4  # parameters whose gradients are hashed
+MATMUL = (
+    "mm", "linear", "conv", "attention", "compiledfunction", "matmul", "mv", "dot", "rnn", "lstm", "gru", "einsum",
+)  # fmt: skip
+# Nodes that change no value of a parameter, but its shape or dtype.
+PASSING = ("ToCopy", "View", "T", "Transpose", "Expand", "Clone", "Alias", "Permute", "UnsafeView")
 
 
 def observe(after_import):
@@ -24,110 +38,150 @@ def observe(after_import):
     return Observer(after_import)
 
 
+def digest(tensors):
+    """Hash of some tensors' values, or None where they have none that tell: no elements, all zero, not finite."""
+    found = hashlib.sha256()
+    telling = False
+    for tensor in tensors:
+        mine = tensor.detach()
+        mine = mine.to_local() if hasattr(mine, "to_local") else mine
+        flat = mine.reshape(-1)[:HASHED].cpu()
+        flat = flat.double() if flat.is_floating_point() else flat.long()
+        if not bool(flat.isfinite().all()):
+            return None
+        telling = telling or bool(flat.any())
+        found.update(flat.numpy().tobytes())
+    return found.hexdigest()[:16] if telling else None
+
+
 class Observer:
     def __init__(self, after_import):
-        self.importing = after_import("torch", self.install)
+        self.finders = [
+            after_import("torch", self.install),
+            after_import("torch._dynamo", lambda _: self.ignore_modules()),
+        ]
         self.enough = None  # set by the worker: says what was seen, and removes this observer
         self.torch = None
         self.trouble = None
         self.undo = []
+        self.modules = None  # the global forward hook, while there is one
         self.calls = 0  # of backward by the script itself
+        self.repeated = 0  # calls in a row that reached nothing new
         self.depth = 0  # of backward calls within backward calls: reentrant checkpointing
-        self.optimizers = weakref.WeakSet()
         self.work = {}  # device -> elements of values in the graph
+        self.forwards = {}  # device -> elements of modules' outputs, in inference
         self.dtypes = {}  # dtype -> matmul-like nodes that have it
         self.convolution = False
-        self.shapes = set()
-        self.parameters = {}  # id -> (parameter, whether a compiled graph yields its gradient)
-        self.gradient = None
+        self.shapes = set()  # of values between the loss and the nearest matmul-like node of each path
+        self.leaves = {}  # id -> Leaf
+        self.gradients = {}  # of the first leaves: what was hashed
+        self.inputs = hashlib.sha256()
+        self.has_inputs = False
+        self.generators = set()  # states of the random number generators, at each backward pass
+        self.fed = 0  # outputs of modules whose inputs were hashed
 
     def install(self, torch):
         self.torch = torch
         autograd = torch.autograd
-        self.replace(autograd, "backward", lambda tensors, *a, **k: self.look(tensors))
-        self.replace(autograd, "grad", lambda outputs, *a, **k: self.look(outputs))
-        optimizer = torch.optim.Optimizer
-        original = optimizer.__init__
+        original = autograd._engine_run_backward
+        blind = self.blind()
 
-        def __init__(this, *args, **kwargs):
-            original(this, *args, **kwargs)
-            self.optimizers.add(this)
-
-        optimizer.__init__ = __init__
-        self.undo.append(lambda: setattr(optimizer, "__init__", original))
-
-    def replace(self, module, name, before):
-        """Put a function in front of `module.name` that looks first; Dynamo is told to pass it by."""
-        import functools
-
-        original = getattr(module, name)
-
-        @functools.wraps(original)
-        def wrapper(*args, **kwargs):
+        def _engine_run_backward(outputs, *args, **kwargs):
+            look(outputs)
             self.depth += 1
             try:
-                if args:
-                    before(*args)
-            except Exception as error:
-                self.trouble = f"{type(error).__name__}: {error}"
-            try:
-                return original(*args, **kwargs)
+                return original(outputs, *args, **kwargs)
             finally:
                 self.depth -= 1
 
-        self.skip(wrapper, self.look, self.walk, self.replace)
-        setattr(module, name, wrapper)
-        self.undo.append(lambda: setattr(module, name, original))
+        def look(outputs):
+            before = blind(None)
+            try:
+                self.look(outputs)
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+            finally:
+                blind(before)
 
-    def skip(self, *functions):
+        self.pass_by(_engine_run_backward, look)
+        autograd._engine_run_backward = _engine_run_backward
+        self.undo.append(lambda: setattr(autograd, "_engine_run_backward", original))
+        if "torch._dynamo" not in sys.modules:
+            register = torch.nn.modules.module.register_module_forward_hook
+            self.modules = register(lambda module, args, output: self.forward(module, args, output))
+
+    def blind(self):
+        """The function that takes Dynamo's eyes off this thread, and gives them back."""
         try:
-            skip_code = self.torch._C._dynamo.eval_frame.skip_code
+            return self.torch._C._dynamo.eval_frame.set_eval_frame
         except AttributeError:
-            return
-        for function in functions:
-            skip_code(getattr(function, "__func__", function).__code__)
+            return lambda callback: callback
+
+    def pass_by(self, *functions):
+        """Tell Dynamo not to compile the functions, but what they call as it would without them."""
+        try:
+            frames = self.torch._C._dynamo.eval_frame
+            for function in functions:
+                if hasattr(frames, "set_code_exec_strategy"):
+                    action = frames._FrameAction
+                    strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+                    frames.set_code_exec_strategy(function.__code__, strategy)
+                else:
+                    frames.skip_code(function.__code__)
+        except AttributeError as error:
+            self.trouble = f"Dynamo may trace the observer: {error}"
+
+    def ignore_modules(self):
+        if self.modules is not None:
+            self.modules.remove()
+            self.modules = None
 
     def remove(self):
-        self.importing.remove()
+        for finder in self.finders:
+            finder.remove()
+        self.ignore_modules()
         while self.undo:
             self.undo.pop()()
+        self.leaves.clear()
 
-    def look(self, tensors):
-        """Read the graph behind the tensors that a backward call starts from."""
+    def look(self, outputs):
+        """Read the graph behind the tensors that a backward pass starts from."""
         torch = self.torch
         if torch._C._len_torch_dispatch_stack():
             return  # a compiler traces its own backward, with tensors that hold nothing
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        roots = [
-            tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None
-        ]
-        if self.depth == 1:
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        roots = [each.grad_fn if isinstance(each, torch.Tensor) else getattr(each, "node", None) for each in outputs]
+        if self.depth == 0:
             self.calls += 1
-        if self.calls < ENOUGH:
-            self.walk(roots)
-        elif self.depth == 1:
-            self.enough()
+            if self.calls > CALLS and (self.repeated >= REPEATS or self.calls > MANY):
+                self.enough()
+                return
+            if self.calls == 1:  # what modules were fed with before was no training
+                self.shapes, self.inputs, self.has_inputs = set(), hashlib.sha256(), False
+                self.dtypes, self.convolution = {}, False
+            if self.calls <= CALLS:
+                self.generators.add(self.generator())
+        known = {leaf.shape for leaf in self.leaves.values()}
+        self.walk([root for root in roots if root is not None])
+        if self.depth == 0:
+            self.repeated = self.repeated + 1 if known == {leaf.shape for leaf in self.leaves.values()} else 0
 
     def walk(self, roots):
-        seen, queue = set(), [(node, False, False) for node in roots]
+        seen, queue = set(), collections.deque((node, None, False) for node in roots)
         while queue and len(seen) < MAX_NODES:
-            node, shaped, compiled = queue.pop(0)
-            if node is None or node in seen:
+            node, above, deep = queue.popleft()
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                self.reach(node, variable, above == "compiled")
+                continue
+            if node in seen:
                 continue
             seen.add(node)
             name = node.name()
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                self.parameters.setdefault(id(variable), (weakref.ref(variable), compiled, node))
-                if self.gradient is None:
-                    self.gradient = "pending"
-                    node.register_prehook(self.fingerprint)
-                continue
-            compiled = compiled or "CompiledFunction" in name
+            compiled = "CompiledFunction" in name
             values = [(tuple(each.shape), each.dtype, each.device) for each in getattr(node, "_input_metadata", [])]
-            if "CompiledFunction" in name and not shaped:
-                saved = [each for each in getattr(node, "saved_tensors", ()) if each is not None]
-                values += [(tuple(each.shape), each.dtype, each.device) for each in saved]
+            if compiled and not deep:
+                values += [(tuple(each.shape), each.dtype, each.device) for each in self.saved(node)]
             matmul = any(word in name.lower() for word in MATMUL)
             self.convolution = self.convolution or "conv" in name.lower()
             for shape, dtype, device in values:
@@ -137,17 +191,111 @@ class Observer:
                 self.work[device] = self.work.get(device, 0) + elements
                 if matmul and dtype.is_floating_point:
                     self.dtypes[dtype] = self.dtypes.get(dtype, 0) + 1
-                if shape and not shaped:
+                if shape and not deep:
                     self.shapes.add(tuple(int(size) for size in shape))
-            shaped = shaped or any(shape for shape, _, _ in values)
-            queue += [(following, shaped, compiled) for following, _ in node.next_functions]
+            following = [each for each, _ in node.next_functions if each is not None]
+            if self.calls == 1 and not compiled and following:
+                leaves = [self.leaf_of(each) for each in following]
+                if all(each is not None for each in leaves):
+                    self.read_inputs(node, leaves)
+            kept = above if name.removesuffix("0").removesuffix("Backward") in PASSING else None
+            below = "compiled" if compiled else kept
+            queue += [(each, below, deep or matmul) for each in following]
 
-    def fingerprint(self, gradients):
-        """Hash this rank's own gradient of one parameter, before ranks exchange anything."""
-        for gradient in gradients:
-            if gradient is not None and self.gradient == "pending":
-                flat = gradient.detach().reshape(-1)[:FINGERPRINT].to("cpu", self.torch.float64)
-                self.gradient = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
+    def leaf_of(self, node):
+        """The parameter that a node passes on as it is, in another shape or in another dtype; None if it computes."""
+        while node is not None:
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                return variable
+            if node.name().removesuffix("0").removesuffix("Backward") not in PASSING:
+                return None
+            node = node.next_functions[0][0] if node.next_functions else None
+        return None
+
+    def saved(self, node):
+        """The tensors that a node saved, unless something else than autograd would have to bring them back."""
+        names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+        for name in names:
+            raw = getattr(node, name)
+            for each in raw if isinstance(raw, (list, tuple)) else [raw]:
+                # A checkpoint would compute again; where that cannot be told, nothing is touched.
+                if each is not None and getattr(each, "unpack_hook", self) is not None:
+                    return []
+        found = []
+        for name in names:
+            value = getattr(node, "saved_tensors" if name == "_raw_saved_tensors" else name.replace("_raw", "", 1))
+            values = value if isinstance(value, (list, tuple)) else [value]
+            found += [each for each in values if isinstance(each, self.torch.Tensor)]
+        return found
+
+    def read_inputs(self, node, parameters):
+        """Hash what a first operation was fed with, beside the parameters."""
+        held = {storage(each) for each in parameters}
+        self.hash([each for each in self.saved(node) if storage(each) not in held])
+
+    def hash(self, tensors):
+        wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
+        found = digest([each for each in tensors if not wrapped(each)])
+        if found is not None:
+            self.inputs.update(found.encode())
+            self.has_inputs = True
+
+    def reach(self, node, variable, compiled):
+        leaf = self.leaves.get(id(variable))
+        if leaf is not None and leaf.variable() is variable:
+            leaf.compiled = leaf.compiled or compiled
+            return
+        shapes = [tuple(int(size) for size in each.shape) for each in getattr(node, "_input_metadata", [])]
+        leaf = Leaf(variable, shapes[0] if shapes else tuple(variable.shape), compiled, self.calls)
+        self.leaves[id(variable)] = leaf
+        number = len(self.leaves)
+        if number > LEAVES or self.calls != 1:
+            return
+
+        def fingerprint(gradients):
+            """This rank's own gradient, before ranks exchange anything."""
+            before = blind(None)
+            try:
+                if number not in self.gradients and gradients and gradients[0] is not None:
+                    self.gradients[number] = digest(gradients[:1])
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+            finally:
+                blind(before)
+
+        blind = self.blind()
+        self.pass_by(fingerprint)
+        self.undo.append(node.register_prehook(fingerprint).remove)
+
+    def forward(self, module, args, output):
+        """What a module gave out, where no gradient is wanted: inference."""
+        torch = self.torch
+        if self.calls:
+            return
+        outputs = output if isinstance(output, (list, tuple)) else [output]
+        weights = [each for each in module._parameters.values() if each is not None]
+        for tensor in outputs:
+            if not isinstance(tensor, torch.Tensor) or tensor.requires_grad:
+                continue
+            if torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                continue
+            self.forwards[tensor.device] = self.forwards.get(tensor.device, 0) + tensor.numel()
+            if tensor.is_floating_point() and any(each.dim() > 1 for each in weights):
+                self.dtypes[tensor.dtype] = self.dtypes.get(tensor.dtype, 0) + 1
+                self.convolution = self.convolution or any(each.dim() > 2 for each in weights)
+            self.shapes.add(tuple(tensor.shape))
+            if self.fed < LEAVES:
+                self.fed += 1
+                self.hash([each for each in args if isinstance(each, torch.Tensor)])
+
+    def generator(self):
+        """A hash of the default generators' states: it changes when a forward pass draws (dropout, noise)."""
+        torch = self.torch
+        states = [torch.get_rng_state()]
+        if torch.cuda.is_available() and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            states.append(torch.cuda.get_rng_state())
+        return hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
 
     def graphs(self):
         """Graphs that Dynamo captured so far (0 when it was never loaded)."""
@@ -171,58 +319,98 @@ class Observer:
             described["id"] = str(getattr(properties, "uuid", device))
         return described
 
+    def alive(self, kind):
+        """The living objects of a class; found by their type, so that no object's own code is asked."""
+        return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+    def parameters(self):
+        """The parameters: those of the optimizers, else those that a backward pass reached, else those of modules."""
+        torch = self.torch
+        optimizers = [each for each in self.alive(torch.optim.Optimizer) if hasattr(each, "param_groups")]
+        held = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
+        if not held:
+            held = {key: p for key, leaf in self.leaves.items() if (p := leaf.variable()) is not None}
+        if not held and not self.calls:
+            held = {id(p): p for each in self.alive(torch.nn.Module) for p in each.__dict__["_parameters"].values()}
+        return [p for p in held.values() if isinstance(p, torch.Tensor)]
+
     def seen(self):
         """What was seen until now, as plain data; see `matrix.truth` for how it is read."""
         torch = self.torch
         if torch is None:
             return {"framework": None}
-        leaves = {key: (ref(), compiled) for key, (ref, compiled, _) in self.parameters.items()}
-        tensors = {key: (tensor, compiled) for key, (tensor, compiled) in leaves.items() if tensor is not None}
-        if self.optimizers:
-            held = {id(p): p for o in self.optimizers for group in o.param_groups for p in group["params"]}
-            tensors = {key: (p, tensors.get(key, (p, False))[1]) for key, p in held.items()}
-        devices, whole, local, through = {}, 0, 0, 0
-        for tensor, compiled in tensors.values():
+        parameters = self.parameters()
+        devices, whole, local, shapes, plain = {}, 0, 0, set(), True
+        for tensor in parameters:
+            shapes.add(tuple(tensor.shape))
+            plain = plain and not hasattr(tensor, "to_local")
             mine = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             size = mine.numel() * mine.element_size()
             local += size
             whole += tensor.numel() * tensor.element_size()
-            through += size if compiled else 0
             devices[mine.device] = devices.get(mine.device, 0) + size
-        described = []
-        for device in {*devices, *self.work}:
-            described.append(
-                self.device(device) | {"parameter_bytes": devices.get(device, 0), "work": self.work.get(device, 0)}
-            )
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        counters = dynamo.counters if dynamo is not None else {}
+        # Fully sharded modules put other tensors into the graph than the ones that their optimizer holds.
+        first = sum(leaf.bytes for leaf in self.leaves.values() if leaf.call == 1)
+        work = self.work or self.forwards
+        described = [
+            self.device(device) | {"parameter_bytes": devices.get(device, 0), "work": work.get(device, 0)}
+            for device in {*devices, *work}
+        ]
+        told = [found for _, found in sorted(self.gradients.items()) if found]
         return {
             "framework": "torch",
             "backward_calls": self.calls,
             "trouble": self.trouble,
             "devices": described,
-            "parameter_bytes": {"local": local, "global": whole},
-            "shapes": sorted(self.shapes)[:64],
-            "parameter_shapes": sorted({tuple(t.shape) for t, _ in tensors.values()})[:512],
-            "fingerprint": None if self.gradient == "pending" else self.gradient,
+            "parameter_bytes": {"local": local, "global": max(whole, first)},
+            "plain_parameters": plain,
+            "shapes": sorted(self.shapes)[:256],
+            "parameter_shapes": sorted(shapes | {leaf.shape for leaf in self.leaves.values()})[:512],
+            "fingerprint": hashlib.sha256("".join(told).encode()).hexdigest()[:16] if told else None,
+            "random": len(self.generators) > 1,
+            "inputs": self.inputs.hexdigest()[:16] if self.has_inputs else None,
             "dtypes": {str(dtype).removeprefix("torch."): count for dtype, count in self.dtypes.items()},
-            "parameter_dtypes": sorted({str(t.dtype).removeprefix("torch.") for t, _ in tensors.values()}),
+            "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
             "convolution": self.convolution,
             "matmul_precision": self.matmul_precision(),
-            "compiled": {
-                "graphs": self.graphs(),
-                "calls_captured": int(counters["stats"]["calls_captured"]) if counters else 0,
-                "inductor": sum(counters["inductor"].values()) if counters else 0,
-                "parameter_bytes": through,
-            },
+            "compiled": self.compiled(),
+        }
+
+    def compiled(self):
+        """What Dynamo and Inductor did, and how many bytes of parameters are behind it."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is None:
+            return {"graphs": 0}
+        guarded = None
+        try:
+            guarded = sum(each.param_bytes or 0 for each in dynamo.get_compilation_metrics())
+        except AttributeError as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+        return {
+            "graphs": self.graphs(),
+            "calls_captured": int(dynamo.counters["stats"]["calls_captured"]),
+            "inductor": sum(dynamo.counters["inductor"].values()),
+            "parameter_bytes": sum(leaf.bytes for leaf in self.leaves.values() if leaf.compiled),
+            "reached_bytes": sum(leaf.bytes for leaf in self.leaves.values()),
+            "guarded_bytes": guarded,
         }
 
     def matmul_precision(self):
+        """What lowers a float32 product: in the older words, which refuse to answer a mixture, and in the newer."""
         torch = self.torch
-        return {
-            "matmul": torch.get_float32_matmul_precision(),
-            "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32) if torch.backends.cuda.is_built() else None,
-        }
+        found = {"matmul": "highest", "cudnn_tf32": None}
+        try:
+            found["matmul"] = torch.get_float32_matmul_precision()
+            if torch.backends.cuda.is_built():
+                found["cudnn_tf32"] = bool(torch.backends.cudnn.allow_tf32)
+        except RuntimeError:
+            pass
+        for key, path in (("cuda", "cuda.matmul"), ("mkldnn", "mkldnn.matmul"), ("cudnn", "cudnn.conv")):
+            place = torch.backends
+            for name in path.split("."):
+                place = getattr(place, name, None)
+            found[key] = getattr(place, "fp32_precision", None)
+        return found
 
     def final(self):
         """What is known at the end: graphs, and the device's own peak memory where it counts that."""
@@ -233,3 +421,24 @@ class Observer:
                 torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())
             )
         return found
+
+
+class Leaf:
+    """A parameter that a backward pass reached, as it was then."""
+
+    def __init__(self, variable, shape, compiled, call):
+        self.variable = weakref.ref(variable)
+        self.shape = shape
+        self.compiled = compiled
+        self.call = call
+        self.bytes = variable.element_size()
+        for size in shape:
+            self.bytes *= size
+
+
+def storage(tensor):
+    """The address of what a tensor is a view of; None for one without storage."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
+        return None
