@@ -256,7 +256,7 @@ def stacks(seen: Observation) -> dict[str, str]:
             continue
         try:
             answer = subprocess.run(
-                [tool, "dump", "--nonblocking", "--pid", str(start["pid"])],
+                [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(start["pid"])],
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -268,11 +268,12 @@ def stacks(seen: Observation) -> dict[str, str]:
     return found
 
 
-EXITED = re.compile(r"exitcode\s*:\s*(-?\d+)\s*\(pid:\s*(\d+)\)")
+# Its table at the end, and what it says at once: "failed (exitcode: -9) local_rank: 1 (pid: 4711) of binary"
+EXITED = re.compile(r"exitcode\s*:\s*(-?\d+)\)?(?: local_rank: \d+)?\s*\(pid:\s*(\d+)\)")
 
 
 def rank_codes(seen: Observation) -> dict[int, int]:
-    """Exit codes of ranks as the launcher's own report lists them (torchrun's table of failures)."""
+    """Exit codes of ranks as the launcher reports them (torchrun's log and table of failures), the first to fail first."""
     log = seen.logs.get("launcher")
     if log is None:
         return {}
