@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from matrix import accuracy, failures, truth
+from matrix import accuracy, truth
+from matrix.death import death, simple
 from matrix.journal import Failure, Outcome
-from matrix.launch.process import Event, Observation, rank_codes
+from matrix.launch.process import Observation
 from matrix.plan import Cell
 from matrix.truth import Finding, Unseen
 
@@ -17,8 +15,6 @@ VERSION = 1
 """Of the rules in this file, `truth` and `accuracy`; part of every key, so that a change of them judges anew."""
 
 LOOKS = 2  # progress lines after which an attempt that is untrue is not worth finishing
-EXCERPT = 5  # lines of the user's code around the frame, before and after
-MAX_MESSAGE = 2_000
 
 
 @dataclass(frozen=True)
@@ -121,9 +117,9 @@ def judge(cell: Cell, seen: Observation, steps: int | None, log_every: int | Non
 
     if seen.trouble:
         return judged("error", reason=seen.trouble)
-    died = _death(seen, root)
-    if died is not None and seen.ended_by != "untrue":
-        return judged("fail", died)
+    died = death(seen, root) if seen.ended_by != "untrue" else None
+    if died is not None:
+        return judged("fail", _after(died, accuracy.first_not_finite(lines, None)))
     if isinstance(known.problem, Finding) and lines:
         return judged("fail", _found(known.problem))
     if wrong is not None:
@@ -148,12 +144,15 @@ def judge(cell: Cell, seen: Observation, steps: int | None, log_every: int | Non
     return judged("pass")
 
 
+def _after(died: Failure, unfinite: Finding | None) -> Failure:
+    """A failure that came after a loss was not finite says so: the one may be the reason of the other."""
+    if unfinite is None:
+        return died
+    return died.model_copy(update={"message": f"{died.message}\n(before that, {unfinite.message})"})
+
+
 def _found(finding: Finding) -> Failure:
-    return Failure(
-        cause=finding.cause,
-        message=finding.message,
-        signature=failures.signature(finding.cause, finding.message, None),
-    )
+    return simple(finding.cause, finding.message)
 
 
 def _silent(seen: Observation) -> str | None:
@@ -169,109 +168,3 @@ def _silent(seen: Observation) -> str | None:
                         "(by a child process or a C library): what it did could not be observed"
                     )
     return None
-
-
-def _death(seen: Observation, root: str) -> Failure | None:
-    """The failure of an attempt that did not end by itself with exit code 0."""
-    raised = sorted(
-        ((event["time"], rank, event) for rank in seen.events for event in seen.of("exception", rank)),
-        key=lambda each: each[:2],
-    )
-    codes = rank_codes(seen)
-    killed = {rank: code for rank, code in codes.items() if code < 0}
-    if not codes and seen.code is not None and seen.code < 0:
-        killed = {0: seen.code}
-    # Of ranks the first to fail counts; one that the system killed could not tell when, but the others then followed.
-    first = min((rank for rank in killed if -killed[rank] not in (signal.SIGTERM,)), default=None)
-    if first is not None and seen.ended_by is None:
-        return _signalled(seen, first, -killed[first], raised)
-    if raised:
-        return _exception(raised, root)
-    if seen.ended_by in ("timeout", "hang"):
-        return _stuck(seen)
-    if seen.code:
-        exits = {rank: event["code"] for rank in seen.events if (event := seen.last("exit", rank)) and event["code"]}
-        rank = min(exits, default=None)
-        code = codes.get(rank, exits[rank]) if rank is not None else seen.code
-        if not seen.events:
-            return _never_started(seen)
-        return _simple("exit", f"exit code {code}, without an exception", rank)
-    return None
-
-
-def _simple(cause: str, message: str, rank: int | None = None, **more: Any) -> Failure:
-    return Failure(cause=cause, message=message, rank=rank, signature=failures.signature(cause, message, None), **more)
-
-
-def _signalled(seen: Observation, rank: int, number: int, raised: list[tuple[float, int, Event]]) -> Failure:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    followers = {str(other): _headline(event) for _, other, event in raised}
-    native = _crash_text(seen, rank)
-    if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP):
-        return _simple("rank-died", f"rank {rank} was killed ({name})", rank, followers=followers)
-    return _simple("crash", f"rank {rank} was ended by {name}", rank, followers=followers, traceback=native)
-
-
-def _crash_text(seen: Observation, rank: int) -> str | None:
-    log = seen.logs.get(str(rank))
-    if log is None:
-        return None
-    text = log.with_suffix(".crash")
-    return text.read_text("utf-8", "replace")[-20_000:] if text.exists() else None
-
-
-def _headline(event: Event) -> str:
-    link = event["chain"][0]
-    name = link["type"].removeprefix("builtins.")
-    return f"{name}: {link['message']}".strip().splitlines()[0][:MAX_MESSAGE]
-
-
-def _exception(raised: list[tuple[float, int, Event]], root: str) -> Failure:
-    _, rank, event = raised[0]
-    chain = event["chain"]
-    cause = failures.recognise(chain)
-    frame = failures.user_frame(chain, root)
-    innermost = chain[-1]["message"] or chain[-1]["type"]
-    place = f"{Path(frame[0]).relative_to(root).as_posix()}:{frame[1]}" if frame else None
-    message = f"{chain[0]['type']}: {chain[0]['message']}".strip()
-    return Failure(
-        cause=cause,
-        message=message[:MAX_MESSAGE],
-        signature=failures.signature(cause, innermost, place),
-        rank=rank,
-        frame=place,
-        excerpt=_excerpt(*frame) if frame else [],
-        traceback=event["traceback"],
-        followers={str(other): _headline(each) for _, other, each in raised[1:]},
-    )
-
-
-def _excerpt(file: str, line: int) -> list[tuple[int, str]]:
-    try:
-        text = Path(file).read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    first = max(1, line - EXCERPT)
-    return [(number, text[number - 1][:500]) for number in range(first, min(len(text), line + EXCERPT) + 1)]
-
-
-def _stuck(seen: Observation) -> Failure:
-    lines = seen.of("progress", seen.reporter)
-    last = f"the last line was step {lines[-1]['step']:g}" if lines else "there was no progress line at all"
-    if seen.ended_by == "timeout":
-        return _simple("timeout", f"did not end within its time limit; {last}", stacks=seen.stacks)
-    return _simple("hang", f"nothing was reported for longer than 'no_progress' allows; {last}", stacks=seen.stacks)
-
-
-def _never_started(seen: Observation) -> Failure:
-    """The command ended before any process of it ran the script: the launcher itself failed."""
-    log = seen.logs.get("launcher")
-    text = log.read_text("utf-8", "replace") if log else ""
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    said = lines[-1] if lines else f"exit code {seen.code}"
-    cause = failures.recognise([{"type": "launcher", "message": text[-20_000:]}]) if text else "exit"
-    cause = "exit" if cause == "exception" else cause
-    return _simple(cause, f"the launcher ended before the script began: {said}", traceback=text[-20_000:] or None)
