@@ -20,11 +20,11 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of one host share.
 import os
 import sys
 
-AT_START = frozenset(sys.modules)  # what the interpreter itself had loaded
 NAMES = frozenset(globals()) - {"os", "sys"}  # what a fresh `__main__` has
+AT_START = frozenset(sys.modules)  # what the interpreter itself had loaded
 PATH = list(sys.path)
 # A user's file on PYTHONPATH may be named like a module of the standard library; what runs here means the library's.
-LIBRARY = [each for each in PATH if each.startswith((os.path.dirname(os.__file__), sys.base_prefix))]
+LIBRARY = [each for each in PATH if each.startswith(os.path.dirname(os.__file__)) or each.endswith("lib-dynload")]
 LIBRARY = [each for each in LIBRARY if "-packages" not in each]
 sys.path[:] = LIBRARY
 
@@ -37,9 +37,11 @@ import opcode  # noqa: E402
 import re  # noqa: E402
 import resource  # noqa: E402
 import time  # noqa: E402
+import tokenize  # noqa: E402, F401 - by others only when they need it
 import traceback  # noqa: E402
 
 sys.path[:] = PATH
+OURS = {name: module for name, module in sys.modules.items() if name not in AT_START}
 
 LOOKS = 2  # the observer looks until the second progress line, then it is removed: what is timed runs undisturbed
 MAX_LINE = 65536  # a longer line is no progress line
@@ -243,19 +245,32 @@ class AfterImport:
             sys.meta_path.remove(self)
 
 
+@contextlib.contextmanager
+def library():
+    """Within, imports find the standard library, whatever the script has under those names."""
+    path, modules = list(sys.path), dict(sys.modules)
+    sys.path[:] = LIBRARY
+    sys.modules.update(OURS)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in sys.modules.keys() - modules.keys():
+            del sys.modules[name]
+        sys.modules.update(modules)
+
+
 def load(path):
     """The names that the Python file at `path` defines; it becomes no module, so nobody can import it."""
     namespace = {"__name__": "<inside>", "__file__": path, "__builtins__": __builtins__}
     with open(path, encoding="utf-8") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    sys.path[:] = LIBRARY
-    try:
+    with library():
         exec(code, namespace)
-    finally:
-        sys.path[:] = PATH
     return namespace
 
 
+@library()
 def describe(error, root):
     """What an exception says, as data: the chain, outermost first, and the traceback as Python prints it.
 
@@ -263,6 +278,7 @@ def describe(error, root):
     the innermost frame made it, not C code called there), `code` (that frame's line), and how it hangs on the link
     before: `cause`, `context`, or `member` of a group.
     """
+    error.__traceback__ = users_part(error.__traceback__)
     chain, seen, todo = [], set(), [("", error)]
     while todo and len(chain) < MAX_CHAIN:
         relation, current = todo.pop(0)
@@ -416,13 +432,13 @@ def work(settings):
         run_script(settings["script"], settings["arguments"])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
-        told = describe(error.with_traceback(users_part(error.__traceback__)), settings["root"]) if code else {}
+        told = describe(error, settings["root"]) if code else {}
         events.emit("exit", code=code, **told)
         wait_for_threads()
         finish()
         raise
     except BaseException as error:
-        events.emit("exception", **describe(error.with_traceback(users_part(error.__traceback__)), settings["root"]))
+        events.emit("exception", **describe(error, settings["root"]))
         finish()
         hook = sys.excepthook
         sys.excepthook = lambda kind, error, trace: hook(
