@@ -78,6 +78,17 @@ def parsed(stamp: str) -> datetime.datetime | None:
     return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
 
 
+def span(begin: str, end: str) -> str:
+    """From one time stamp to another: `12 June 2026, 14:03 to 14:21 UTC`."""
+    first, last = moment(begin), moment(end)
+    if first == last:
+        return first
+    day, _, clock = last.rpartition(", ")
+    if day and first.startswith(f"{day}, "):
+        return f"{first.removesuffix(' UTC')} to {clock}"
+    return f"{first} to {last}"
+
+
 def moment(stamp: str) -> str:
     """A time stamp in words: `12 June 2026, 14:03 UTC`; the text itself when it is none."""
     time = parsed(stamp)

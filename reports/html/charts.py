@@ -14,6 +14,7 @@ from reports.units import number
 
 WIDTH, HEIGHT = 480, 190
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 26
+DOTS = 60  # more of them would touch
 POINTS = 160  # more would not be told apart at this width
 
 Points = Sequence[tuple[int, float]]
@@ -85,7 +86,10 @@ def loss(points: Points, reference: Points, tolerance: float | None) -> str:
         body.append(f'<path class="band" d="{_path(axes, [*upper, *lower])}Z"/>')
     body.append(f'<path class="reference" d="{_path(axes, wanted)}"/>' if wanted else "")
     good = [(x, y) for x, y in shown if math.isfinite(y)]
-    body.append(f'<path class="line" d="{_path(axes, good)}"/>')
+    if len(good) > DOTS:
+        body.append(f'<path class="line" d="{_path(axes, good)}"/>')
+    else:  # a line between steps that are far apart would seem to leave the reference
+        body.append(f'<path class="dot" d="{"".join(f"M{axes.x(x):.1f} {axes.y(y):.1f}h0" for x, y in good)}"/>')
     lost = "".join(_cross(axes.x(x), TOP + 6) for x, y in shown if not math.isfinite(y))
     body.append(f'<path class="cross" d="{lost}"/>' if lost else "")
     label = f"loss from {good[0][1]:.4g} to {good[-1][1]:.4g}" if good else "no finite loss"

@@ -175,9 +175,7 @@ def _policy(script: str, style: str) -> str:
 
 def _facts(evidence: Evidence, total: Tally) -> list[tuple[str, str]]:
     first, last = evidence.journals[0], evidence.journals[-1]
-    when = units.moment(max(last_moment(journal) for journal in evidence.journals))
-    if len(evidence.journals) > 1:
-        when = f"{units.moment(first.run.started)}, to {when}"
+    when = units.span(first.run.started, max(last_moment(journal) for journal in evidence.journals))
     return [
         ("Executed", f"{total.executed:,} of {count(total.total, 'cell')}"),
         ("When", when),

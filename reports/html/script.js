@@ -230,7 +230,7 @@
   // One stop for the Tab key in the matrix; the arrow keys move within it.
   let stop;
   function rove(target) {
-    const next = target || (stop && !stop.matches(".off") && stop.offsetParent ? stop : one("tbody tr:not([hidden]) a:not(.off)", table));
+    const next = target || (stop && !stop.matches(".off, [hidden] *") ? stop : one("tbody tr:not([hidden]) a:not(.off)", table));
     if (stop) stop.tabIndex = -1;
     stop = next;
     if (stop) stop.tabIndex = 0;

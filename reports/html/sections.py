@@ -181,7 +181,7 @@ def _loss(row: Row, detail: Detail) -> Iterator[Block]:
     if detail.lean and row.verdict.verdict in ("as-is", "ported"):
         return
     drawings = [charts.loss(metrics.loss, wanted, tolerance), charts.deviation(metrics.loss, wanted, tolerance)]
-    captions = ["Loss (solid) and reference (dashed)", "Relative deviation; the band is within tolerance"]
+    captions = ["Loss, and dashed its reference", "Relative deviation; the band is within tolerance"]
     for caption, drawing in zip(captions, drawings, strict=True):
         if drawing:
             yield "svg", caption, drawing
@@ -282,7 +282,7 @@ def _in_words(key: str, value: Any) -> str:
         return ", ".join(_in_words(key, each) for each in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and "bytes" in key:
+    if isinstance(value, int | float) and "bytes" in key:
         return memory(value)
     if value is None:
         return ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.units import lines, memory, moment, number, seconds
+from reports.units import lines, memory, moment, number, seconds, span
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,14 @@ def test_memory_has_binary_prefixes() -> None:
 
 def test_changed_lines_have_a_plus_and_a_minus_sign() -> None:
     assert lines(6, 1) == "+6 \u22121"
+
+
+def test_a_span_names_its_day_once() -> None:
+    morning, noon, tomorrow = "2026-06-12T08:00:00Z", "2026-06-12T12:00:00Z", "2026-06-13T12:00:00Z"
+    assert span(morning, noon) == "12 June 2026, 08:00 to 12:00 UTC"
+    assert span(morning, tomorrow) == "12 June 2026, 08:00 UTC to 13 June 2026, 12:00 UTC"
+    assert span(noon, noon) == "12 June 2026, 12:00 UTC"
+    assert span("then", "now") == "then to now"
 
 
 def test_a_time_stamp_is_shown_in_utc_and_what_is_none_as_it_is() -> None:

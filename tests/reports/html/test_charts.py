@@ -25,7 +25,13 @@ def test_the_loss_is_drawn_over_its_reference_with_the_band_of_its_tolerance() -
     assert label(drawing) == "loss from 4 to 3.1, the dashed line is the reference"
     classes = [path.get("class") for path in ET.fromstring(drawing).iter("path")]
     assert classes.count("band") == 1
-    assert classes.index("band") < classes.index("reference") < classes.index("line")
+    assert classes.index("band") < classes.index("reference") < classes.index("dot")
+
+
+def test_many_steps_are_a_line_and_few_are_dots_that_nothing_joins() -> None:
+    many = [(step, 4.0 - step / 100) for step in range(100)]
+    assert 'class="line"' in charts.loss(many, [], None)
+    assert 'class="line"' not in charts.loss(many[::10], [], None)
 
 
 def test_steps_outside_the_tolerance_are_crosses_and_counted() -> None:
