@@ -145,17 +145,17 @@ def _unexpected(evidence: Evidence) -> Iterable[str]:
 def _matrix(page: _Page, evidence: Evidence) -> None:
     table = grid(evidence.rows)
     head = ["", *("<br>".join(code(part, 30) for part in column) for column in table.columns)]
-    several = len(evidence.machines) > 1
 
-    def mark(row: Row) -> str:
+    def mark(row: Row, beside: bool) -> str:
         word = words.VERDICTS[row.verdict.verdict]
         text = words.short(row.verdict)
         text = "" if text == word.label else f" {plain(text, 30)}"
         expected = " ✓expected" if row.verdict.expectation == "met" else ""
-        return f"{word.symbol}{text}{expected}" + (f" ({plain(row.machine, 20)})" if several else "")
+        return f"{word.symbol}{text}{expected}" + (f" ({plain(row.machine, 20)})" if beside else "")
 
     lines = [
-        _line(code(label, 60), *("<br>".join(map(mark, entry)) for entry in entries)) for label, entries in table.lines
+        _line(code(label, 60), *("<br>".join(mark(row, len(entry) > 1) for row in entry) for entry in entries))
+        for label, entries in table.lines
     ]
     page.table("Matrix", head, lines, 0.6, "workload")
 

@@ -79,10 +79,6 @@ class Evidence:
     def machines(self) -> list[str]:
         return list(dict.fromkeys(journal.run.machine for journal in self.journals))
 
-    @property
-    def cells(self) -> int:
-        return len({row.cell for row in self.rows})
-
 
 def load(paths: Iterable[Path], today: datetime.date | None = None) -> Evidence:
     """Read the journals at or below `paths` and merge them.

@@ -13,24 +13,21 @@ from reports.units import lines
 
 @dataclass(frozen=True)
 class Word:
-    """A verdict for a person: its symbol differs in shape, not only in colour; `letter` is the plain-ASCII form."""
+    """A verdict for a person: its symbol differs from the others in shape, not only in colour."""
 
     symbol: str
-    letter: str
     label: str
     short: str
     meaning: str
 
 
 VERDICTS: Final[dict[Verdict, Word]] = {
-    "as-is": Word("●", "o", "as is", "unchanged", "the baseline script passed, unchanged"),
-    "ported": Word("◐", "p", "ported", "changed lines", "the baseline failed, a port of it passed"),
-    "broken": Word("✕", "X", "broken", "executed, and failed", "it was executed, and everything failed"),
-    "refused": Word("⊘", "R", "refused", "by the target's compiler", "not executed; the target's compiler refuses it"),
-    "unproven": Word(
-        "○", ".", "unproven", "not executed", "not executed here, or with nothing to hold the result against"
-    ),
-    "error": Word("!", "!", "error", "of the tool itself", "the tool itself failed; says nothing about the script"),
+    "as-is": Word("●", "as is", "unchanged", "the baseline script passed, unchanged"),
+    "ported": Word("◐", "ported", "changed lines", "the baseline failed, a port of it passed"),
+    "broken": Word("✕", "broken", "executed, and failed", "it was executed, and everything failed"),
+    "refused": Word("⊘", "refused", "by the target's compiler", "not executed; the target's compiler refuses it"),
+    "unproven": Word("○", "unproven", "not executed", "not executed here, or with nothing to hold the result against"),
+    "error": Word("!", "error", "of the tool itself", "the tool itself failed; says nothing about the script"),
 }
 
 EVIDENCE: Final[dict[str, str]] = {

@@ -32,7 +32,7 @@ from reports.overview import (
     signatures,
     tally,
 )
-from reports.text import count, listing, one_line, visible
+from reports.text import count, one_line, visible
 
 FOLDER = Path(__file__).parent
 INLINE_CELLS = 400
@@ -138,9 +138,7 @@ def environment() -> Environment:
         "number": units.number,
         "count": count,
         "one_line": one_line,
-        "listing": listing,
         "url": web_address,
-        "label": label,
         "row_key": id,
         "markup": Markup,
     }

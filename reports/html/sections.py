@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from matrix.journal import AttemptRecord, Failure, Reference
 from matrix.judge import current
@@ -19,9 +19,8 @@ from reports.text import clipped, count, one_line, visible
 from reports.units import lines as changed_lines
 from reports.units import memory, moment, number, seconds
 
-Kind = Literal["text", "advice", "pairs", "fold", "pre", "code", "svg", "diff", "table", "command", "link"]
 Block = tuple[Any, ...]
-"""A kind, then what it holds: texts, or lists of texts and numbers. All texts are in visible form."""
+"""A kind (see `blocks.html.j2`), then what it holds: texts, or lists of texts and numbers, all in visible form."""
 Group = tuple[str, list[Block]]
 """A heading and its blocks."""
 

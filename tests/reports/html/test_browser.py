@@ -114,6 +114,9 @@ def test_nothing_of_a_hostile_run_runs(open_tab: Any, tmp_path: Path, inline: in
     for query in ("<script>window.hacked=1</script>", 'cause:"<script>', "((", '"', "-", "cause:", "\\", "*"):
         tab.type(query)
     assert tab.page.evaluate("window.hacked") is None
+    for width in (420, 1400):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.page.evaluate("getComputedStyle(document.body).display") == "block"
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith("file:")] == []
