@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from matrix import judge
-from matrix.errors import UsageError
+from matrix.errors import ToolError, UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"portmatrix: {error}", file=sys.stderr)
         return judge.EXIT_USAGE
+    except ToolError as error:
+        print(f"portmatrix: {error}", file=sys.stderr)
+        return judge.EXIT_TOOL_ERROR
     except KeyboardInterrupt:
         return judge.EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("-n", "--workers", default="1", metavar="N", help="cells at a time in the correctness phase")
     made.add_argument("--resume", action="store_true", help="continue the newest run of this definition")
     made.add_argument("--budget", type=float, metavar="MIN", help="start nothing more after so many minutes")
+    made.add_argument("--no-measure", action="store_true", help="correctness only: leave out the measurement phase")
     made.add_argument("--live", action="store_true", help="show the output of the one selected cell")
     made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="where runs are kept")
     made.add_argument("--report", type=Path, metavar="DIR", help="also write the report of this run, however it ends")
@@ -130,6 +134,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         results=options.results,
         resume=options.resume,
         live=options.live,
+        measure=not options.no_measure,
         budget_min=options.budget,
         workers=1 if options.live else _workers(options.workers),
     )

@@ -33,6 +33,10 @@ class UsageError(Exception):
         return f"{place}: {self.message}"
 
 
+class ToolError(Exception):
+    """What the tool could not do although nothing that it was given is wrong: one message, exit code 4."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint for a misspelt word: the nearest valid one, or all of them when none is near."""
     words = sorted(set(valid))

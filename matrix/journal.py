@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from matrix.errors import ToolError
+
 SCHEMA = 1
 
 Outcome = Literal["pass", "fail", "unavailable", "error"]
@@ -258,7 +260,7 @@ def read(path: Path) -> Journal:
                 try:
                     raw = json.loads(line)
                     record = _KINDS[raw["kind"]].model_validate(raw)
-                except (ValueError, KeyError, TypeError, ValidationError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
                     damaged.append(f"line {number}: {type(error).__name__}")
                     continue
                 if isinstance(record, RunRecord):
@@ -299,23 +301,45 @@ def find(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 class Writer:
-    """Appends records; each is on disk before `append` returns, so that `kill -9` loses none that was reported."""
+    """Appends records; each has left this process before `append` returns, so that `kill -9` loses none.
+
+    Raises:
+        ToolError: the file cannot be written, or was taken away.
+    """
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab+")
-        self._file.seek(0, os.SEEK_END)
-        if self._file.tell():
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":  # a torn line of a killed run must not swallow the next record
-                self._file.write(b"\n")
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                self._write(b"\n")  # a torn line of a killed run must not swallow the next record
+        except OSError as error:
+            raise self._error(error) from None
 
     def append(self, record: AnyRecord) -> None:
-        """Write one record as one line and sync it to disk. NaN and infinities are written as JSON strings."""
+        """Write one record as one line, NaN and infinities as JSON strings.
+
+        It is also synced to the disk, unless it only says that nothing can be executed: that is soon said again.
+        """
         text = record.model_dump_json(exclude_none=True, by_alias=True)
-        self._file.write(text.encode("utf-8", "backslashreplace") + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._write(text.encode("utf-8", "backslashreplace") + b"\n")
+            if not (isinstance(record, AttemptRecord) and record.outcome == "unavailable"):
+                os.fsync(self._file)
+            there = os.stat(self.path)
+        except OSError as error:
+            raise self._error(error) from None
+        if not os.path.samestat(there, os.fstat(self._file)):
+            raise ToolError(f"{self.path} was replaced while this run wrote to it")
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def _error(self, error: OSError) -> ToolError:
+        return ToolError(f"the journal {self.path} cannot be written: {error.strerror or error}")
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._file)

@@ -48,6 +48,12 @@ class CellVerdict:
         return any(a.evidence == "executed" and a.outcome in ("pass", "fail") for a in self.attempts)
 
     @property
+    def tool_failed(self) -> bool:
+        """Whether the last that is known of some source and phase is the tool's own error."""
+        last = {(a.source, a.phase): a.outcome for a in current(self.attempts)}
+        return self.verdict == "error" or "error" in last.values()
+
+    @property
     def cause(self) -> str | None:
         return self.attempt.failure.cause if self.attempt and self.attempt.failure else None
 
@@ -97,12 +103,16 @@ def judge_cell(cell: PlannedCell, attempts: Sequence[AttemptRecord], today: date
 def current(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
     """The attempts that speak for the cell now: of each source and phase, those of the newest key.
 
-    After an edit of a script or a reference, the attempts made before it stay in the journal as history.
+    After an edit of a script or a reference, the attempts made before it stay in the journal as history; so do
+    measurements of a source that was edited and has not been measured since.
     """
     newest: dict[tuple[str | None, str], str] = {}
     for attempt in attempts:
-        newest[attempt.source, attempt.phase] = attempt.key
-    return [a for a in attempts if newest[a.source, a.phase] == a.key]
+        group = attempt.source, attempt.phase
+        if attempt.phase == "correctness" and newest.get(group) not in (None, attempt.key):
+            newest.pop((attempt.source, "measurement"), None)
+        newest[group] = attempt.key
+    return [a for a in attempts if newest.get((a.source, a.phase)) == a.key]
 
 
 def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:
@@ -112,6 +122,9 @@ def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verd
         if attempt.outcome in ("pass", "fail") or attempt.source not in final:
             final[attempt.source] = attempt
     results = list(final.values())
+    errors = [a for a in results if a.outcome == "error"]
+    if any(a.role != "port" for a in errors):  # what the baseline does is not known, whatever a port does
+        return "error", errors[-1].reason or "the tool failed", errors[-1]
     executed = [a for a in results if a.evidence == "executed" and a.outcome in ("pass", "fail")]
     passed = [a for a in executed if a.outcome == "pass"]
     for attempt in passed:
@@ -126,11 +139,10 @@ def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verd
         if flaw:
             return "broken", flaw.failure.message if flaw.failure else "failed when measured", flaw
         return _passed("ported", cell, attempt)
-    errors = [a for a in results if a.outcome == "error"]
     if errors:
         return "error", errors[-1].reason or "the tool failed", errors[-1]
     if executed:
-        attempt = executed[-1]  # the nearest port's failure says more than the baseline's
+        attempt = _telling(executed)
         message = attempt.failure.message if attempt.failure else "failed"
         return "broken", message, attempt
     weaker = [a for a in results if a.evidence not in ("executed", "none")]
@@ -143,6 +155,12 @@ def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verd
     if results:
         return "unproven", results[-1].reason or "unavailable", results[-1]
     return "unproven", "not run", None
+
+
+def _telling(executed: Sequence[AttemptRecord]) -> AttemptRecord:
+    """Of attempts that all failed the one to show: the nearest port's, which says more than the baseline's."""
+    ports = [a for a in executed if a.role == "port"]
+    return min(ports or executed, key=lambda a: a.changes.added + a.changes.deleted if a.changes else 0)
 
 
 def _measured_wrong(attempts: Sequence[AttemptRecord], passed: AttemptRecord) -> AttemptRecord | None:
@@ -182,7 +200,7 @@ def _expectation(
 
 def exit_code(verdicts: Sequence[CellVerdict]) -> int:
     """The exit code of a run or a report over these verdicts (the module's EXIT_ constants)."""
-    if any(v.verdict == "error" for v in verdicts):
+    if any(v.tool_failed for v in verdicts):
         return EXIT_TOOL_ERROR
     if not all(v.as_expected for v in verdicts):
         return EXIT_NOT_AS_EXPECTED

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from matrix import outcome
 from matrix.environments import Interpreter
+from matrix.journal import Reference
 from matrix.plan import Cell
 from matrix.workload import FILE, Source
 
@@ -33,9 +34,9 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str)
         "arguments": [dict(cell.workload.arguments), cell.arguments],
         "environment": dict(cell.environment),
         "progress": cell.workload.progress,
-        "reference": cell.reference.model_dump(mode="json") if cell.reference else None,
+        "reference": _reference_digest(cell.reference) if cell.reference else None,
         "source": [source.name, source.launch, file_digest(source.file)] if source else None,
-        "data": data_digest(cell.workload.folder, _other_sources(cell)) if source else None,
+        "data": _data(cell) if source else None,
         "interpreter": interpreter.fingerprint(),
         "judge": outcome.VERSION,
         "phase": phase,
@@ -43,8 +44,36 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str)
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
+_data_digests: dict[Path, str] = {}  # by a workload's folder: as it was when this run first looked
+_reference_digests: dict[int, tuple[Reference, str]] = {}  # by identity; the object is held, so that it stays its own
+
+
+def _data(cell: Cell) -> str:
+    folder = cell.workload.folder
+    if folder not in _data_digests:
+        _data_digests[folder] = data_digest(folder, _other_sources(cell))
+    return _data_digests[folder]
+
+
+def data_of(cells: Iterable[Cell]) -> dict[str, str]:
+    """The digests of the cells' data: taken once for a run, since its own scripts may write into their folders."""
+    return {str(cell.workload.folder): _data(cell) for cell in cells if cell.implementation is not None}
+
+
+def use_data(digests: dict[str, str]) -> None:
+    """Use digests that another process of this run has taken."""
+    _data_digests.update({Path(folder): digest for folder, digest in digests.items()})
+
+
+def _reference_digest(reference: Reference) -> str:
+    if id(reference) not in _reference_digests:
+        data = json.dumps(reference.model_dump(mode="json"), sort_keys=True)
+        _reference_digests[id(reference)] = reference, hashlib.sha256(data.encode()).hexdigest()
+    return _reference_digests[id(reference)][1]
+
+
 def _other_sources(cell: Cell) -> frozenset[str]:
-    """Files whose changes do not concern an attempt: all declared sources, the workload's file and its references."""
+    """Files whose changes do not concern an attempt: the workload's own file, and all declared sources."""
     names = {FILE}
     for implementation in cell.workload.implementations.values():
         names |= {source.name for source in (implementation.baseline, *implementation.ports)}
@@ -57,18 +86,34 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@functools.lru_cache(maxsize=1024)
 def data_digest(folder: Path, without: frozenset[str]) -> str:
-    """Digest of the files below a workload's folder, caches and hidden ones aside."""
+    """Digest of the files below a workload's folder, links followed, caches and hidden ones left out.
+
+    A file that cannot be read, or is gone before it is, counts by its name: what a script does with it, the attempt
+    shows.
+    """
     digest = hashlib.sha256()
-    for root, folders, files in os.walk(folder):
+    seen: set[tuple[int, int]] = set()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(root)
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in sorted(files):
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()
-            if relative in without or name.startswith(".") or not path.is_file():
-                continue
-            status = path.stat()
-            content = file_digest(path) if status.st_size <= WHOLE else f"{status.st_size} {status.st_mtime_ns}"
-            digest.update(f"{relative}\0{content}\n".encode("utf-8", "surrogateescape"))
+            if relative not in without and not name.startswith("."):
+                digest.update(f"{relative}\0{_content(path)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
+
+
+def _content(path: Path) -> str:
+    try:
+        if not path.is_file():
+            return "no file"
+        status = path.stat()
+        return file_digest(path) if status.st_size <= WHOLE else f"{status.st_size} {status.st_mtime_ns}"
+    except OSError as error:
+        return type(error).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import sys
 import tempfile
 import time
@@ -15,6 +17,7 @@ import pytest
 
 from matrix import judge, runner, session
 from matrix.attempt import Context, blank
+from matrix.errors import ToolError
 from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
 from matrix.plan import Cell, Plan
@@ -48,7 +51,8 @@ class CellItem(pytest.Item):
             for attempt in runner.correctness(self.context, self.cell):
                 self.made.append(attempt)
         except Exception as error:
-            self.made.append(_tool_error(self.context, self.cell, error))
+            reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+            self.made.append(_tool_error(self.context, self.cell, reason, text))
         prior = [attempt for attempt in self.context.prior if attempt.cell == self.cell.id]
         verdict = judge.judge([self.cell.planned()], [*prior, *self.made])[0]
         if verdict.verdict == "error" or not verdict.as_expected:
@@ -67,9 +71,9 @@ class CellItem(pytest.Item):
         return self.path, None, self.cell.id
 
 
-def _tool_error(context: Context, cell: Cell, error: Exception) -> AttemptRecord:
-    text = "".join(traceback.format_exception(error))
-    reason = f"{type(error).__name__}: {error}"
+def _tool_error(context: Context, cell: Cell, reason: str, text: str) -> AttemptRecord:
+    """The record of a cell at which this tool broke."""
+    reason, text = (each.encode("utf-8", "replace").decode() for each in (reason, text))
     try:
         known = blank(context, cell, None)
     except Exception:  # the very files of the cell cannot be read
@@ -169,15 +173,30 @@ class Controller:
     def __init__(self, controlled: Session, progress: Any):
         self.session = controlled
         self.progress = progress
+        self.trouble: str | None = None
+        """Why the run could not go on."""
+
+    def record(self, attempt: AttemptRecord) -> AttemptRecord:
+        try:
+            return self.session.record(attempt)
+        except ToolError as error:
+            self.trouble = str(error)
+            pytest.exit(self.trouble)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         for raw in getattr(report, "portmatrix", ()):
-            self.session.record(AttemptRecord.model_validate(raw))
+            self.record(AttemptRecord.model_validate(raw))
+        if report.failed and not hasattr(report, "portmatrix"):  # its process crashed, or broke around the cell
+            cell = next((cell for cell in self.session.plan.cells if cell.id == cell_of(report.nodeid)), None)
+            if cell is not None:
+                reason = report.longreprtext.strip().splitlines()[-1]
+                self.record(_tool_error(self.session.context(), cell, reason, report.longreprtext))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
         result: Any = yield
-        if not session.shouldstop and not session.shouldfail and not session.config.option.collectonly:
+        stopped = session.shouldstop or session.shouldfail or session.config.option.collectonly
+        if self.session.options.measure and not stopped:
             self.measure(session.config.stash[STATE].budget_end)
         return result
 
@@ -186,7 +205,7 @@ class Controller:
         context = self.session.context()
         waiting = []
         for cell in self.session.plan.cells:
-            attempts = [a for a in self.session.attempts if a.cell == cell.id]
+            attempts = [a for a in self.session.of_cell[cell.id] if a.machine == self.session.machine]
             source = runner.passing(cell, attempts)
             if source is not None:
                 done = runner.measured(context, cell, source, attempts)
@@ -195,13 +214,41 @@ class Controller:
         if not waiting:
             return
         self.progress.measuring(len(waiting))
-        with filelock.FileLock(MEASURE_LOCK, mode=0o666):
+        failed: set[str] = set()
+        with self.alone():
             for turn, cell, source in waiting:
+                if cell.id in failed:
+                    continue
                 if budget_end is not None and time.monotonic() > budget_end:
                     self.progress.note("the budget is used up: not everything was measured")
                     return
-                attempt = self.session.record(runner.measure(context, cell, source))
-                self.progress.measured(cell, turn + 1, attempt)
+                try:
+                    attempt = runner.measure(context, cell, source)
+                except Exception as error:
+                    reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+                    attempt = _tool_error(context, cell, reason, text).model_copy(
+                        update={"phase": "measurement", "source": source.name, "role": source.role}
+                    )
+                if attempt.outcome != "pass":
+                    failed.add(cell.id)  # another process of it would say the same
+                self.progress.measured(cell, turn + 1, self.record(attempt))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the machine for a measurement: no other run measures at the same time."""
+        lock = filelock.FileLock(MEASURE_LOCK, mode=0o666)
+        try:
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                self.progress.note("waiting until another run on this machine has measured")
+                lock.acquire()
+        except OSError as error:  # another user's file in a shared folder
+            self.progress.note(f"whether another run measures beside this one is not known: {error}")
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def run(controlled: Session, arguments: list[str]) -> int:
@@ -230,7 +277,7 @@ def run(controlled: Session, arguments: list[str]) -> int:
         "matrix.plugin",
         "-p",
         "xdist.plugin",
-        *(["-n", str(options.workers), "--maxschedchunk=1"] if options.workers > 1 else []),
+        *(_beside(options.workers) if options.workers > 1 else []),
         *arguments,
         str(controlled.plan.definition.path),
     ]
@@ -240,11 +287,27 @@ def run(controlled: Session, arguments: list[str]) -> int:
         def pytest_configure(self, config: pytest.Config) -> None:
             config.stash[STATE] = State(controlled.plan, controlled.context(), budget_end, controlled)
 
-    ended = pytest.main(words, plugins=[Setup(), Controller(controlled, progress), progress])
+    controller = Controller(controlled, progress)
+    ended = pytest.main(words, plugins=[Setup(), controller, progress])
     progress.close()
-    code = _exit_code(int(ended), controlled, progress.stopped)
+    if controller.trouble is not None:
+        print(f"portmatrix: {controller.trouble}", file=sys.stderr)
+        code = judge.EXIT_TOOL_ERROR
+    else:
+        code = _exit_code(int(ended), controlled, progress.stopped)
     progress.summary(controlled.verdicts(), code)
     return code
+
+
+def _beside(workers: int) -> list[str]:
+    """Arguments of pytest-xdist for cells side by side. `-P`: modules in the working directory are the user's."""
+    python = shlex.quote(sys.executable)
+    return ["--dist=load", "--maxschedchunk=1", f"--tx={workers}*popen//python={python} -P"]
+
+
+def cell_of(nodeid: str) -> str:
+    """The id of the cell of an item."""
+    return nodeid.partition("::")[2]
 
 
 def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
@@ -257,5 +320,6 @@ def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
         print("the tool itself failed; what had been found until then is in the journal", file=sys.stderr)
         return judge.EXIT_TOOL_ERROR
     final = judge.exit_code(controlled.verdicts())
-    controlled.end(final)
+    if not stopped:
+        controlled.end(final)
     return final

@@ -110,18 +110,19 @@ def disagreement(cell: Cell, results: Sequence[AttemptRecord]) -> str | None:
 
 def passing(cell: Cell, attempts: Sequence[AttemptRecord]) -> Source | None:
     """The source by which the cell passed, if it did."""
-    planned = cell.planned()
-    found = judge.judge([planned], attempts)[0]
+    tried = [attempt for attempt in attempts if attempt.phase == "correctness"]
+    found = judge.judge([cell.planned()], tried)[0]
     if found.verdict not in ("as-is", "ported") or found.attempt is None:
         return None
     return next((source for source in sources(cell) if source.name == found.attempt.source), None)
 
 
 def measured(context: Context, cell: Cell, source: Source, attempts: Sequence[AttemptRecord]) -> int:
-    """How many processes of the measurement there are already."""
+    """How many processes of the measurement there are already: all that there shall be when one of them failed."""
     phase: Phase = "measurement"
     key = blank(context, cell, source, phase)["key"]
-    return len([a for a in attempts if a.key == key and a.phase == phase and a.outcome in ("pass", "fail")])
+    known = [a.outcome for a in attempts if a.key == key and a.phase == phase]
+    return cell.run.measure.processes if "fail" in known else known.count("pass")
 
 
 def measure(context: Context, cell: Cell, source: Source) -> AttemptRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,10 @@ from typing import Any
 
 import filelock
 
-from matrix import definition, environments, journal, judge, plan
+from matrix import definition, environments, journal, judge, keys, plan
 from matrix.attempt import Context, now
 from matrix.environments import Interpreter
-from matrix.errors import UsageError
+from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord, EndRecord, ResumeRecord, RunRecord
 from matrix.plan import Cell, Plan
 
@@ -35,6 +36,7 @@ class Options:
     live: bool = False
     budget_min: float | None = None
     workers: int = 1
+    measure: bool = True
 
 
 def tool_version() -> str:
@@ -76,29 +78,37 @@ class Session:
         self.machine = environments.machine_id()
         self.host = environments.host()
         results = options.results.absolute()
-        earlier = self._newest(results) if options.resume else None
-        self.folder = earlier.path.parent if earlier else self._new_folder(results)
+        found = self._newest(results) if options.resume else None
+        self.folder = found.parent if found else self._new_folder(results)
         self.lock = filelock.FileLock(self.folder / ".lock")
         try:
             self.lock.acquire(timeout=0)
         except filelock.Timeout:
             raise UsageError(f"{self.folder}: another portmatrix is running in this folder") from None
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.folder}: {error.strerror or error}") from None
+        earlier = journal.read(found) if found else None  # now that nobody else writes to it
         self.attempts: list[AttemptRecord] = list(earlier.attempts) if earlier else []
         self.carried = len(self.attempts)
+        self.planned = {cell.id: cell.planned() for cell in planned.cells}
+        self.of_cell: dict[str, list[AttemptRecord]] = {name: [] for name in self.planned}
+        for attempt in self.attempts:
+            self.of_cell.setdefault(attempt.cell, []).append(attempt)
         self.run = earlier.run.run if earlier else self.folder.name
+        self.data = keys.data_of(planned.cells)
         self.writer = journal.Writer(self.folder / "journal.jsonl")
-        self._open(earlier is not None)
+        self._open(earlier)
 
-    def _newest(self, results: Path) -> journal.Journal:
-        """The newest run of this definition under the folder of results."""
+    def _newest(self, results: Path) -> Path:
+        """The journal of the newest run of this definition under the folder of results."""
         path = str(self.plan.definition.path)
-        for candidate in sorted(results.glob("*/journal.jsonl"), reverse=True):
+        for candidate in sorted(results.glob("*/journal.jsonl"), key=_age, reverse=True):
             try:
                 found = journal.read(candidate)
             except journal.JournalError:
                 continue
             if found.run.definition_path == path:
-                return found
+                return candidate
         raise UsageError(f"--resume: there is no run of {self.plan.definition.name} under {results}")
 
     def _new_folder(self, results: Path) -> Path:
@@ -111,12 +121,13 @@ class Session:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise UsageError(f"cannot write results to {results}: {error.strerror}") from None
+                kind = ToolError if error.errno == errno.ENOSPC else UsageError
+                raise kind(f"cannot write results to {results}: {error.strerror}") from None
             return folder
         raise UsageError(f"{results}: there are a thousand runs of this second already")
 
-    def _open(self, resumed: bool) -> None:
-        cells = self.plan.cells
+    def _open(self, earlier: journal.Journal | None) -> None:
+        cells = self._every_cell({cell.cell for cell in earlier.run.plan}) if earlier else self.plan.cells
         common: dict[str, Any] = {
             "started": now(),
             "tool": tool_version(),
@@ -126,7 +137,7 @@ class Session:
             "sources": _sources(cells),
             "notices": list(self.plan.notices),
         }
-        if resumed:
+        if earlier:
             self.writer.append(ResumeRecord(**common))
             return
         self.writer.append(
@@ -138,6 +149,14 @@ class Session:
                 host=self.host | {"interpreters": {n: i.as_data() for n, i in self.interpreters.items()}},
                 **common,
             )
+        )
+
+    def _every_cell(self, earlier: set[str]) -> tuple[Cell, ...]:
+        """The selected cells, and those of an earlier selection that the definition still has."""
+        if not self.plan.chosen:
+            return self.plan.cells
+        return tuple(
+            cell for cell in plan.plan(self.plan.definition).cells if cell.id in self.planned or cell.id in earlier
         )
 
     def context(self) -> Context:
@@ -156,14 +175,19 @@ class Session:
 
     def record(self, attempt: AttemptRecord) -> AttemptRecord:
         """Number an attempt within its cell, and put it on disk."""
-        number = 1 + sum(earlier.cell == attempt.cell for earlier in self.attempts)
+        own = self.of_cell.setdefault(attempt.cell, [])
+        number = 1 + max((earlier.attempt for earlier in own), default=0)
         attempt = attempt.model_copy(update={"attempt": number})
-        self.attempts.append(attempt)
         self.writer.append(attempt)
+        self.attempts.append(attempt)
+        own.append(attempt)
         return attempt
 
+    def verdict(self, cell: str) -> judge.CellVerdict:
+        return judge.judge([self.planned[cell]], self.of_cell[cell])[0]
+
     def verdicts(self) -> list[judge.CellVerdict]:
-        return judge.judge([cell.planned() for cell in self.plan.cells], self.attempts)
+        return judge.judge(self.planned.values(), self.attempts)
 
     def end(self, code: int) -> None:
         """The run went to its end."""
@@ -172,6 +196,12 @@ class Session:
     def close(self) -> None:
         self.writer.close()
         self.lock.release()
+
+
+def _age(path: Path) -> tuple[str, int, str]:
+    """Sorts journals by when their run began; of one second and definition, by the number that their folder ends in."""
+    name = path.parent.name
+    return name[: len("20270630T120000")], len(name), name
 
 
 def _references(cells: Sequence[Cell]) -> dict[str, journal.Reference]:
@@ -207,6 +237,7 @@ def pack(session: Session) -> str:
             "host": session.host,
             "workers": session.options.workers,
             "carried": session.carried,
+            "data": session.data,
             "interpreters": {name: each.as_data() for name, each in session.interpreters.items()},
         },
         default=dict,
@@ -216,6 +247,7 @@ def pack(session: Session) -> str:
 def unpack(text: str) -> tuple[Plan, Context]:
     """The plan and the context that `pack` described; earlier attempts are read from the journal."""
     data = json.loads(text)
+    keys.use_data(data["data"])
     planned = make_plan(Options(data["definition"], data["select"]))
     folder = Path(data["folder"])
     attempts = journal.read(folder).attempts[: data["carried"]] if data["carried"] else []

@@ -17,6 +17,7 @@ from matrix import judge
 from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
 from matrix.plan import Cell
+from matrix.plugin import cell_of
 from matrix.session import Session
 
 MAX_DETAILS = 40  # lines of a failure; the journal has the rest
@@ -33,7 +34,7 @@ SYMBOLS = {
 EXPECTED = ("xfail", {"yellow": True})
 
 
-class Quiet(TerminalReporter):
+class Quiet(TerminalReporter):  # type: ignore[misc]  # final for type checkers, and all that there is to replace it
     """Pytest's reporter with nothing to say: plugins that look for it find it, `Progress` speaks."""
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -79,7 +80,6 @@ class Progress:
         self.counts: Counter[str] = Counter()
         self.total = self.done = 0
         self.running: dict[str, float] = {}
-        self.spent = 0.0
         self.phase = "cells"
         self.phase_started = self.started
         self.stopped = False
@@ -119,16 +119,12 @@ class Progress:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when != "call":
-            if report.failed:
-                self._say(f"ERR   {report.nodeid}: {report.longreprtext}", red=True)
+        if report.when != "call" and not report.failed:
             return
         began = self.running.pop(report.nodeid, time.monotonic())
         self.done += 1
-        self.spent += time.monotonic() - began
-        cell = report.portmatrix_cell
-        verdict = next(each for each in self.session.verdicts() if each.cell.cell == cell)
-        self._verdict(verdict, time.monotonic() - began, report.portmatrix_failure)
+        details = getattr(report, "portmatrix_failure", report.longreprtext)
+        self._verdict(self.session.verdict(cell_of(report.nodeid)), time.monotonic() - began, details)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.stopped = bool(session.shouldstop or session.shouldfail)
@@ -152,25 +148,23 @@ class Progress:
         words = f"{verdict.verdict}: {cause}{verdict.why}".splitlines()[0]
         width = len(str(self.total))
         took = f" ({seconds:.0f} s)" if seconds >= 1 else ""
-        with self.lock:
-            self._clear()
-            self.writer.write(f"[{self.done:{width}}/{self.total}] ")
-            self.writer.write(f"{symbol:<5}", **look)
-            self.writer.write(f" {verdict.cell.cell}  ")
-            self.writer.write(f"{_plain(words)}{took}\n", light=True)
-            if details and not verdict.as_expected:
-                for line in details.splitlines()[:MAX_DETAILS]:
-                    self.writer.write(f"          {_plain(line)}\n", light=True)
-            self.writer.flush()
+        parts: list[tuple[str, dict[str, bool]]] = [
+            (f"[{self.done:{width}}/{self.total}] ", {}),
+            (f"{symbol:<5}", look),
+            (f" {verdict.cell.cell}  ", {}),
+            (f"{_plain(words)}{took}\n", {"light": True}),
+        ]
+        if details and not verdict.as_expected:
+            parts += [(f"          {_plain(line)}\n", {"light": True}) for line in details.splitlines()[:MAX_DETAILS]]
+        self._write(*parts)
 
     def measuring(self, processes: int) -> None:
         self._say(f"measuring: {processes} processes, one at a time")
-        self.phase, self.total, self.done, self.spent = "measurements", processes, 0, 0.0
+        self.phase, self.total, self.done = "measurements", processes, 0
         self.phase_started = time.monotonic()
 
     def measured(self, cell: Cell, turn: int, attempt: AttemptRecord) -> None:
         self.done += 1
-        self.spent += attempt.duration_s or 0.0
         rate = attempt.metrics.throughput
         said = f"{rate.median:,.0f} {rate.unit}" if rate else "no steady throughput"
         if attempt.failure:
@@ -184,26 +178,34 @@ class Progress:
         self._say(text, yellow=True)
 
     def _say(self, text: str, **look: bool) -> None:
+        self._write((text + "\n", look))
+
+    def _write(self, *parts: tuple[str, dict[str, bool]], status: bool = False) -> None:
+        """Write in place of the status line, or the status line itself."""
         with self.lock:
-            self._clear()
-            self.writer.write(text + "\n", **look)
-            self.writer.flush()
+            if status and self.closing.is_set():
+                return
+            try:
+                if self.shown:
+                    self.writer.write("\r\x1b[2K")
+                for text, look in parts:
+                    self.writer.write(text, **look)
+                self.writer.flush()
+            except OSError:  # the reader of our output has gone; the run has not
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.shown = status
 
     # --- the status line of a terminal ---
 
     def _tick(self) -> None:
         while not self.closing.wait(TICK_S):
-            with self.lock:
-                self._clear()
-                line = self._status()[: max(20, self.writer.fullwidth - 1)]
-                self.writer.write(line, light=True)
-                self.writer.flush()
-                self.shown = True
+            line = self._status()[: max(1, self.writer.fullwidth - 1)]
+            self._write((line, {"light": True}), status=True)
 
     def _status(self) -> str:
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        counts = ", ".join(f"{count} {name}" for name, count in list(self.counts.items()))
         left = self._left()
-        running = [node.rpartition("::")[2] for node in self.running]
+        running = [cell_of(node) for node in list(self.running)]
         parts = [
             f"{self.done}/{self.total} {self.phase}",
             counts,
@@ -218,19 +220,14 @@ class Progress:
         seconds = (time.monotonic() - self.phase_started) / self.done * (self.total - self.done)
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
-    def _clear(self) -> None:
-        if self.shown:
-            self.writer.write("\r\x1b[2K")
-            self.shown = False
-
     def close(self) -> None:
+        """Take the status line away; nothing draws it again."""
         self.closing.set()
-        with self.lock:
-            self._clear()
+        self._write()
 
     def summary(self, verdicts: list[CellVerdict], code: int) -> None:
         """The closing lines: counts, where the results lie, what the exit code means."""
-        counts = Counter(verdict.verdict for verdict in verdicts)
+        counts = Counter[str](verdict.verdict for verdict in verdicts)
         executed = sum(verdict.executed for verdict in verdicts)
         words = ", ".join(f"{counts[name]} {name}" for name in SYMBOLS if counts[name])
         meaning = {
