@@ -87,7 +87,7 @@ def compare_files(baseline: Path, port: Path) -> Comparison:
 
 def compare_scripts(baseline: Script, port: Script) -> Comparison:
     """Compare two sources that parse."""
-    hunks = []
+    hunks: list[Hunk] = []
     before, after = [unit.same for unit in baseline.units], [unit.same for unit in port.units]
     for a1, a2, b1, b2 in differences(before, after):
         hunk = Hunk(
@@ -157,7 +157,9 @@ def patch(baseline: Script, text: str, name: str) -> str:
     Args:
         name: the file's path in the folder in which the patch is applied.
     """
-    before, after = (whole.splitlines(True) if "\r" not in whole else _at_newlines(whole) for whole in (baseline.text, text))
+    before, after = (
+        whole.splitlines(True) if "\r" not in whole else _at_newlines(whole) for whole in (baseline.text, text)
+    )
     lines = list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", n=3))
     if " " in name:
         lines[:2] = [f"{line[:-1]}\t\n" for line in lines[:2]]

@@ -187,9 +187,7 @@ class _Reader:
         """Append a unit; lines count from 1, the last one included."""
         before = self.units[-1].end if self.units else self.prologue
         continued = bool(self.units) and self.lines[before - 1].rstrip("\r\n").endswith("\\")
-        self.units.append(
-            Unit(depth, text, first - 1, max(last, before), node, opens, continued or first - 1 < before)
-        )
+        self.units.append(Unit(depth, text, first - 1, max(last, before), node, opens, continued or first - 1 < before))
 
     def statement(self, node: ast.stmt, depth: int) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
