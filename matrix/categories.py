@@ -137,7 +137,11 @@ class Names:
             yield from self.environment(node)
             if isinstance(node, ast.Subscript) and any(map(_is_rank, self.inside(node.slice))):
                 yield "rank in a subscript"
-            if isinstance(node, ast.Constant) and str(node.value).partition(":")[0] in DEVICES:
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value.partition(":")[0] in DEVICES
+            ):
                 yield f"device:{node.value}"
             if node in inner or not isinstance(node, ast.Attribute | ast.Name):
                 continue

@@ -205,6 +205,84 @@ class AttemptRecord(Record):
     reproduce: str = ""
 
 
+class Trial(Record):
+    """The port with some of its hunks taken back, run once in its cell."""
+
+    without: list[int]
+    """Ids of the hunks that were taken back; none is the port itself."""
+    outcome: Outcome
+    failure: Failure | None = None
+    reason: str | None = None
+    """Why there is no result."""
+    reproduce: str = ""
+    duration_s: float | None = None
+
+
+class Pace(Record):
+    """How much slower a port is without some of its hunks, from processes that took turns."""
+
+    base: list[int]
+    """Ids of the hunks that both sides are without."""
+    without: list[int]
+    """Ids of the hunks that only the slower side is without."""
+    slowdown: float | None = None
+    """Median step time of the processes without them over that with them; None when none had a steady one."""
+    p: float | None = None
+    """One-sided Mann-Whitney U over processes: how often chance alone would show one as large."""
+    processes: int = 0
+    """Of each side."""
+
+
+class HunkProof(Record):
+    """One hunk of a port, and whether its cell needs it."""
+
+    id: int
+    old: tuple[int, int]
+    """First and last line in the baseline, from 1; `(n + 1, n)` when it only adds, after line n."""
+    new: tuple[int, int]
+    """First and last line in the port, in the same way."""
+    added: int
+    deleted: int
+    categories: dict[str, int] = {}
+    """Its changed lines by category."""
+    communication: int = 0
+    """Its added lines that are communication code."""
+    verdict: Literal["required", "performance", "idle", "unproven"]
+    why: str = ""
+    """One line: the failure without it, what needs it, how much slower the cell is without it."""
+    failure: Failure | None = None
+    """Without it."""
+    together: list[int] = []
+    """Idle hunks without which it cannot be taken back."""
+    needed_by: list[int] = []
+    """Hunks that use a name which it defines."""
+    slowdown: float | None = None
+
+
+class ProofRecord(Record):
+    """What of a port that passed is needed in its cell; a later record of the same key takes its place."""
+
+    kind: Literal["proof"] = "proof"
+    schema_: int = Field(SCHEMA, alias="schema")
+    run: str
+    machine: str
+    cell: str
+    axes: dict[str, str] = {}
+    key: str
+    source: str
+    baseline: str
+    changes: Changes
+    hunks: list[HunkProof] = []
+    """Empty until it is complete."""
+    complete: bool = False
+    trials: list[Trial] = []
+    paces: list[Pace] = []
+    minimal: str | None = None
+    """The patch that makes the smallest port which passes from the baseline, relative to the journal's folder."""
+    minimal_changes: Changes | None = None
+    started: str = ""
+
+
 class EndRecord(Record):
     """Last record of a run that went to its end; without it a report says "partial"."""
 
@@ -213,11 +291,12 @@ class EndRecord(Record):
     exit_code: int
 
 
-AnyRecord = RunRecord | ResumeRecord | AttemptRecord | EndRecord
+AnyRecord = RunRecord | ResumeRecord | AttemptRecord | ProofRecord | EndRecord
 _KINDS: dict[str, type[AnyRecord]] = {
     "run": RunRecord,
     "resume": ResumeRecord,
     "attempt": AttemptRecord,
+    "proof": ProofRecord,
     "end": EndRecord,
 }
 
@@ -229,6 +308,8 @@ class Journal:
     path: Path
     run: RunRecord
     attempts: list[AttemptRecord] = field(default_factory=list)
+    proofs: list[ProofRecord] = field(default_factory=list)
+    """Of each cell and source the newest, which is the most complete one."""
     end: EndRecord | None = None
     damaged: list[str] = field(default_factory=list)
     """Lines that could not be read, in words (a torn last line is what a `kill -9` leaves)."""
@@ -271,6 +352,8 @@ def read(path: Path) -> Journal:
                     raise JournalError(f"{path}:{number}: the first record is '{raw['kind']}', expected 'run'")
                 elif isinstance(record, AttemptRecord):
                     journal.attempts.append(record)
+                elif isinstance(record, ProofRecord):
+                    journal.proofs = with_proof(journal.proofs, record)
                 elif isinstance(record, ResumeRecord):
                     journal.end = None
                     journal.run = journal.run.model_copy(
@@ -287,6 +370,12 @@ def read(path: Path) -> Journal:
         raise JournalError(f"{path}: no run record, so this is no journal of portmatrix")
     journal.damaged = damaged
     return journal
+
+
+def with_proof(proofs: Iterable[ProofRecord], new: ProofRecord) -> list[ProofRecord]:
+    """Some proofs, and a new one in the place of what was known of that source in that cell."""
+    kept = [p for p in proofs if (p.cell, p.source, p.machine) != (new.cell, new.source, new.machine)]
+    return [*kept, new]
 
 
 def find(paths: Iterable[Path]) -> Iterator[Path]:
