@@ -57,7 +57,7 @@ def correctness(context: Context, cell: Cell) -> Iterator[AttemptRecord]:
         known = [a for a in context.prior if a.key == key and a.outcome in ("pass", "fail")]
         if not _settled(cell, known):
             known = []
-            for attempt in _repeated(context, cell, source):
+            for attempt in repeated(context, cell, source):
                 known.append(attempt)
                 yield attempt
         if known[-1].outcome != "fail":
@@ -71,7 +71,7 @@ def _settled(cell: Cell, known: Sequence[AttemptRecord]) -> bool:
     return known[-1].outcome == "fail" or len([a for a in known if a.outcome == "pass"]) >= cell.run.repeats
 
 
-def _repeated(context: Context, cell: Cell, source: Source) -> Iterator[AttemptRecord]:
+def repeated(context: Context, cell: Cell, source: Source) -> Iterator[AttemptRecord]:
     """One attempt, or several where the definition says `repeats`; what failed for the machine's sake, again."""
     results: list[AttemptRecord] = []
     while len(results) < cell.run.repeats:
