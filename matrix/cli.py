@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--resume", action="store_true", help="continue the newest run of this definition")
     made.add_argument("--budget", type=float, metavar="MIN", help="start nothing more after so many minutes")
     made.add_argument("--no-measure", action="store_true", help="correctness only: leave out the measurement phase")
+    made.add_argument(
+        "--prove-changes",
+        action="store_true",
+        help="run every port that passed without each of its hunks; exit code 1 if no cell needs one of them",
+    )
     made.add_argument("--live", action="store_true", help="show the output of the one selected cell")
     made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="where runs are kept")
     made.add_argument("--report", type=Path, metavar="DIR", help="also write the report of this run, however it ends")
@@ -137,6 +142,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         measure=not options.no_measure,
         budget_min=options.budget,
         workers=1 if options.live else _workers(options.workers),
+        prove_changes=options.prove_changes,
     )
     planned = session.make_plan(asked)
     if asked.live and len(planned.cells) != 1:

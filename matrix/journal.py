@@ -263,7 +263,7 @@ class ProofRecord(Record):
     """What of a port that passed is needed in its cell; a later record of the same key takes its place."""
 
     kind: Literal["proof"] = "proof"
-    schema_: int = Field(SCHEMA, alias="schema")
+    schema_: int = Field(default=SCHEMA, alias="schema")
     run: str
     machine: str
     cell: str

@@ -15,7 +15,7 @@ from typing import Any
 import filelock
 import pytest
 
-from matrix import judge, runner, session
+from matrix import judge, proof, runner, session
 from matrix.attempt import Context, blank
 from matrix.errors import ToolError
 from matrix.journal import AttemptRecord
@@ -197,7 +197,10 @@ class Controller:
         result: Any = yield
         stopped = session.shouldstop or session.shouldfail or session.config.option.collectonly
         if self.session.options.measure and not stopped:
-            self.measure(session.config.stash[STATE].budget_end)
+            budget_end = session.config.stash[STATE].budget_end
+            self.measure(budget_end)
+            if self.session.options.prove_changes:
+                self.prove(budget_end)
         return result
 
     def measure(self, budget_end: float | None) -> None:
@@ -249,6 +252,21 @@ class Controller:
             yield
         finally:
             lock.release()
+
+    def prove(self, budget_end: float | None) -> None:
+        """Phase 3, when asked for: every port that passed, without each of its hunks."""
+        prover = proof.Prover(
+            self.session.context(),
+            self.session.record_proof,
+            self.progress.said,
+            late=lambda: budget_end is not None and time.monotonic() > budget_end,
+        )
+        for cell, source, passed in proof.ported(self.session.plan.cells, self.session.attempts):
+            if not prover.late():
+                prover.prove(cell, source, passed, self.session.proofs)
+        for (workload, port), hunks in proof.idle(self.session.proofs).items():
+            numbers = ", ".join(str(hunk.id) for hunk in hunks)
+            self.progress.note(f"{workload}/{port}: no proven cell needs hunk {numbers}")
 
 
 def run(controlled: Session, arguments: list[str]) -> int:
@@ -320,6 +338,8 @@ def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
         print("the tool itself failed; what had been found until then is in the journal", file=sys.stderr)
         return judge.EXIT_TOOL_ERROR
     final = judge.exit_code(controlled.verdicts())
+    if final == judge.EXIT_AS_EXPECTED and controlled.options.prove_changes and proof.idle(controlled.proofs):
+        final = judge.EXIT_NOT_AS_EXPECTED
     if not stopped:
         controlled.end(final)
     return final

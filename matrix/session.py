@@ -18,7 +18,7 @@ from matrix import definition, environments, journal, judge, keys, plan
 from matrix.attempt import Context, now
 from matrix.environments import Interpreter
 from matrix.errors import ToolError, UsageError
-from matrix.journal import AttemptRecord, EndRecord, ResumeRecord, RunRecord
+from matrix.journal import AttemptRecord, EndRecord, ProofRecord, ResumeRecord, RunRecord
 from matrix.plan import Cell, Plan
 
 MAX_SOURCE = 1 << 20  # characters of a script that a journal carries
@@ -36,6 +36,7 @@ class Options:
     live: bool = False
     budget_min: float | None = None
     workers: int = 1
+    prove_changes: bool = False
     measure: bool = True
 
 
@@ -90,6 +91,7 @@ class Session:
         earlier = journal.read(found) if found else None  # now that nobody else writes to it
         self.attempts: list[AttemptRecord] = list(earlier.attempts) if earlier else []
         self.carried = len(self.attempts)
+        self.proofs: list[ProofRecord] = list(earlier.proofs) if earlier else []
         self.planned = {cell.id: cell.planned() for cell in planned.cells}
         self.of_cell: dict[str, list[AttemptRecord]] = {name: [] for name in self.planned}
         for attempt in self.attempts:
@@ -185,6 +187,11 @@ class Session:
 
     def verdict(self, cell: str) -> judge.CellVerdict:
         return judge.judge([self.planned[cell]], self.of_cell[cell])[0]
+
+    def record_proof(self, proof: ProofRecord) -> None:
+        """Put what is known of a port's changes on disk."""
+        self.proofs = journal.with_proof(self.proofs, proof)
+        self.writer.append(proof)
 
     def verdicts(self) -> list[judge.CellVerdict]:
         return judge.judge(self.planned.values(), self.attempts)

@@ -181,6 +181,9 @@ class Progress:
         width = len(str(self.total))
         self._say(f"[{self.done:{width}}/{self.total}] {cell.id}  process {turn}: {_plain(said)}")
 
+    def said(self, text: str) -> None:
+        self._say(_plain(text))
+
     def note(self, text: str) -> None:
         self._say(text, yellow=True)
 

@@ -1,0 +1,353 @@
+"""Proof by removal: a port that passed, run again without each of its hunks, tells what its cell really needs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import filelock
+
+from matrix import apis, categories, changes, judge, keys, removal, runner, script
+from matrix.attempt import Context, blank, now, perform
+from matrix.changes import Comparison
+from matrix.errors import UsageError
+from matrix.journal import AttemptRecord, Changes, HunkProof, Pace, ProofRecord, Trial
+from matrix.plan import Cell
+from matrix.removal import NONE, Finding, Hunks
+from matrix.workload import Source
+
+VERSION = 1
+"""Changes when a hunk's verdict would come out otherwise from the same runs."""
+PROCESSES = 5
+"""Of each side, to call a difference in speed one: with fewer, chance looks as large too often."""
+FEW = 3
+"""Of each side, after which a port that is not slower by the medians is not measured any further."""
+PATIENCE = 10
+"""A port without a hunk that takes so many times as long as the whole port did is taken to hang,"""
+PATIENCE_S = 30.0
+"""but not sooner than after this time: a busy machine makes short runs long."""
+MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"
+
+
+class OutOfTime(Exception):
+    """The budget of the run is used up."""
+
+
+def ported(cells: Iterable[Cell], attempts: Sequence[AttemptRecord]) -> list[tuple[Cell, Source, AttemptRecord]]:
+    """The cells that a port passed, with that port and its attempt."""
+    found = []
+    for cell in cells:
+        mine = [attempt for attempt in attempts if attempt.cell == cell.id]
+        verdict = judge.judge([cell.planned()], mine)[0]
+        if verdict.verdict == "ported" and verdict.attempt is not None:
+            source = next((each for each in cell.sources()[1] if each.name == verdict.attempt.source), None)
+            if source is not None:
+                found.append((cell, source, verdict.attempt))
+    return found
+
+
+@dataclass
+class Prover:
+    """Proves ports in their cells.
+
+    Attributes:
+        context: of the run; what is run for a proof lies under `proof` in its folder.
+        record: puts a record in the journal. One is written after each run, so that a resumed proof repeats none.
+        say: shows a line of progress.
+        late: whether nothing more may be started.
+    """
+
+    context: Context
+    record: Callable[[ProofRecord], None]
+    say: Callable[[str], None]
+    late: Callable[[], bool] = lambda: False
+
+    def prove(
+        self, cell: Cell, source: Source, passed: AttemptRecord, earlier: Iterable[ProofRecord] = ()
+    ) -> ProofRecord:
+        """Find out which hunks of a port its cell needs.
+
+        Args:
+            passed: the attempt in which the port passed.
+            earlier: proofs of the same run; what they know of the same key is not run again.
+
+        Returns:
+            The record; not complete when the time was up, or when the port cannot be compared with its baseline.
+        """
+        proof = _Proof(self, cell, source, passed)
+        for known in earlier:
+            if known.key == proof.key:
+                if known.complete:
+                    return known
+                proof.trials, proof.paces = list(known.trials), list(known.paces)
+        return proof.run()
+
+
+class _Proof:
+    def __init__(self, prover: Prover, cell: Cell, source: Source, passed: AttemptRecord):
+        baseline = cell.sources()[0]
+        assert baseline is not None
+        self.prover = prover
+        self.context = dataclasses.replace(prover.context, prior=(), live=False, beside=1)
+        self.cell, self.source, self.baseline, self.passed = cell, source, baseline, passed
+        self.key = proof_key(prover.context, cell, source)
+        self.started = now()
+        self.trials: list[Trial] = []
+        self.paces: list[Pace] = []
+        self.told = 0
+        self.folder = prover.context.folder / "proof" / cell.id / _plain(source.name)
+
+    def run(self) -> ProofRecord:
+        say = self.prover.say
+        try:
+            comparison = changes.compare_files(self.baseline.file, self.source.file)
+        except UsageError as error:
+            say(f"{self.cell.id} {self.source.name}: not proven: {error}")
+            return self.as_record(None, [])
+        count = len(comparison.hunks)
+        say(f"{self.cell.id} {self.source.name}: {count} {'hunk' if count == 1 else 'hunks'}, one run for each")
+        everything = frozenset(hunk.id for hunk in comparison.hunks)
+        known = {frozenset(trial.without): trial for trial in self.trials}
+        known[NONE] = Trial(without=[], outcome="pass", reproduce=self.passed.reproduce)
+        # Without all of its hunks a port is its baseline, which failed; but what is launched otherwise is run.
+        if everything and self.baseline.launch == self.source.launch:
+            known.setdefault(everything, Trial(without=sorted(everything), outcome="fail"))
+
+        def told(finding: Finding) -> None:
+            self.told += 1
+            hunk = _described(comparison, finding)
+            say(f"[{min(self.told, count)}/{count}] hunk {_lines(hunk)}: {hunk.verdict}: {hunk.why}")
+
+        search = removal.Search(
+            comparison,
+            run=lambda taken: self.attempt(comparison, taken),
+            pace=lambda base, taken: self.pace(comparison, base, taken),
+            known=known,
+            told=told,
+        )
+        try:
+            findings = search.findings()
+        except OutOfTime:
+            say(f"{self.cell.id} {self.source.name}: the budget is used up: --resume goes on with the proof")
+            return self.as_record(comparison, [])
+        return self.finish(comparison, findings, search.removed)
+
+    def finish(self, comparison: Comparison, findings: Sequence[Finding], removed: Hunks) -> ProofRecord:
+        """Write the smallest port that passes as a patch, and the record."""
+        text = changes.without(comparison, removed)
+        file = self.folder / "minimal.patch"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        difference = changes.patch(comparison.baseline, text, self.baseline.name)
+        file.write_bytes(difference.encode(comparison.baseline.encoding.removesuffix("-sig"), "backslashreplace"))
+        record = self.as_record(comparison, [_described(comparison, finding) for finding in findings]).model_copy(
+            update={
+                "complete": True,
+                "minimal": str(file.relative_to(self.prover.context.folder)),
+                "minimal_changes": changes.compare_scripts(comparison.baseline, script.parse(text)).counts,
+            }
+        )
+        self.prover.record(record)
+        counts = {name: sum(f.verdict == name for f in findings) for name in ("required", "performance", "idle")}
+        words = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        self.prover.say(f"{self.cell.id} {self.source.name}: {words or 'no hunks'}; {len(self.trials)} runs; {file}")
+        return record
+
+    def as_record(self, comparison: Comparison | None, hunks: Sequence[HunkProof]) -> ProofRecord:
+        return ProofRecord(
+            run=self.context.run,
+            machine=self.context.machine,
+            cell=self.cell.id,
+            axes=dict(self.cell.axes),
+            key=self.key,
+            source=self.source.name,
+            baseline=self.baseline.name,
+            changes=comparison.counts if comparison else Changes(added=0, deleted=0, hunks=0),
+            hunks=list(hunks),
+            trials=self.trials,
+            paces=self.paces,
+            started=self.started,
+        )
+
+    def attempt(self, comparison: Comparison, taken: Hunks) -> Trial:
+        """Run the port without some hunks, as the runner would, until it passes or fails."""
+        if self.prover.late():
+            raise OutOfTime
+        text = changes.without(comparison, taken)
+        if not script.parses(text):
+            trial = Trial(without=sorted(taken), outcome="fail", reason="without it the script does not parse")
+        else:
+            cell, source, context = self.variant(comparison, taken)
+            last = list(runner.repeated(context, cell, source))[-1]
+            trial = Trial(
+                without=sorted(taken),
+                outcome=last.outcome,
+                failure=last.failure,
+                reason=last.reason,
+                reproduce=last.reproduce,
+                duration_s=last.duration_s,
+            )
+        self.trials.append(trial)
+        self.prover.record(self.as_record(comparison, []))
+        return trial
+
+    def variant(self, comparison: Comparison, taken: Hunks) -> tuple[Cell, Source, Context]:
+        """The cell and the port in a workload folder of their own, which lasts: its commands can be repeated."""
+        name = "-".join(["without", *map(str, sorted(taken))]) if taken else "whole"
+        if len(name) > 100:
+            name = f"without-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        folder = self.folder / name
+        text = changes.without(comparison, taken)
+        file = mirror(self.cell.workload.folder, folder, self.source.name)
+        file.write_bytes(_encoded(text, comparison.port.encoding))
+        limit = max(PATIENCE_S, PATIENCE * (self.passed.duration_s or PATIENCE_S))
+        settings = self.cell.run.model_copy(
+            update={
+                "timeout": min(self.cell.run.timeout, limit),
+                "no_progress": min(self.cell.run.no_progress, limit),
+            }
+        )
+        workload = dataclasses.replace(self.cell.workload, folder=folder)
+        cell = dataclasses.replace(self.cell, workload=workload, run=settings)
+        context = dataclasses.replace(self.context, folder=self.context.folder / "proof")
+        return cell, dataclasses.replace(self.source, file=file), context
+
+    def pace(self, comparison: Comparison, base: Hunks, taken: Hunks) -> Pace:
+        """Measure the port with and without some hunks, in processes that take turns."""
+        for known in self.paces:
+            if known.base == sorted(base) and known.without == sorted(taken):
+                return known
+        sides = [self.variant(comparison, base), self.variant(comparison, base | taken)]
+        times: list[list[float]] = [[], []]
+        wanted = max(PROCESSES, self.cell.run.measure.processes)
+        self.prover.say(f"passes without hunk {_listed(taken)}: measuring whether it is slower")
+        with filelock.FileLock(MEASURE_LOCK, mode=0o666):
+            for turn in range(wanted):
+                for side, (cell, source, context) in zip(times, sides, strict=True):
+                    if self.prover.late():
+                        raise OutOfTime
+                    cell = dataclasses.replace(cell, run=self.cell.run)
+                    step_s = perform(context, cell, source, "measurement").metrics.step_s
+                    if step_s is not None:
+                        side.append(step_s)
+                if turn + 1 >= FEW and (not all(times) or _ratio(times) < 1 + removal.EFFECT):
+                    break
+        pace = Pace(base=sorted(base), without=sorted(taken), processes=min(map(len, times)))
+        if all(times):
+            from scipy.stats import mannwhitneyu  # here, since it takes a second that other uses need not wait
+
+            p = float(mannwhitneyu(times[1], times[0], alternative="greater").pvalue)
+            pace = pace.model_copy(update={"slowdown": _ratio(times), "p": p})
+        self.paces.append(pace)
+        self.prover.record(self.as_record(comparison, []))
+        return pace
+
+
+def proof_key(context: Context, cell: Cell, source: Source) -> str:
+    """What decides how a proof comes out: all that decides the port's own attempts, and the baseline."""
+    baseline = cell.sources()[0]
+    assert baseline is not None
+    facts = [blank(context, cell, source)["key"], keys.file_digest(baseline.file), str(VERSION)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def mirror(workload: Path, folder: Path, name: str) -> Path:
+    """A folder like a workload's in which one file can be another: everything else is a link to what is there.
+
+    Returns:
+        The path of that file, which is not there yet.
+    """
+    there, here = workload.resolve(), folder
+    for part in PurePosixPath(name).parts:
+        here.mkdir(parents=True, exist_ok=True)
+        for entry in there.iterdir():
+            link = here / entry.name
+            if entry.name not in (part, "__pycache__") and not link.is_symlink():
+                with contextlib.suppress(FileExistsError):
+                    link.symlink_to(entry)
+        there, here = there / part, here / part
+    return here
+
+
+def idle(proofs: Iterable[ProofRecord]) -> dict[tuple[str, str], list[HunkProof]]:
+    """By workload and port, the hunks that were idle in every cell for which the port was proven."""
+    found: dict[tuple[str, str], dict[int, list[HunkProof]]] = {}
+    for proof in proofs:
+        if proof.complete:
+            port = found.setdefault((proof.axes.get("workload", ""), proof.source), {})
+            for hunk in proof.hunks:
+                port.setdefault(hunk.id, []).append(hunk)
+    return {
+        port: unneeded
+        for port, hunks in found.items()
+        if (unneeded := [each[0] for each in hunks.values() if all(hunk.verdict == "idle" for hunk in each)])
+    }
+
+
+def _described(comparison: Comparison, finding: Finding) -> HunkProof:
+    sorted_ = categories.sort(comparison)[finding.hunk - 1]
+    hunk, trial, pace = sorted_.hunk, finding.trial, finding.pace
+    counted = sorted_.categories
+    return HunkProof(
+        id=hunk.id,
+        old=hunk.old,
+        new=hunk.new,
+        added=len(hunk.added),
+        deleted=len(hunk.deleted),
+        categories={name: counted[name] for name in apis.CATEGORIES if counted[name]},
+        communication=sorted_.communication,
+        verdict=finding.verdict,
+        why=_why(finding),
+        failure=trial.failure if trial and trial.outcome == "fail" else None,
+        together=sorted(finding.together),
+        needed_by=sorted(finding.needed_by),
+        slowdown=pace.slowdown if pace else None,
+    )
+
+
+def _why(finding: Finding) -> str:
+    trial, pace = finding.trial, finding.pace
+    together = f" together with hunk {_listed(finding.together)}" if finding.together else ""
+    slower = f"{100 * (pace.slowdown - 1):+.0f} % step time" if pace and pace.slowdown else "speed not measured"
+    if finding.verdict == "performance":
+        return f"the cell passes without it{together}, but is slower: {slower}"
+    if finding.verdict == "idle":
+        return f"the cell passes without it{together}; {slower}"
+    if trial is not None and trial.outcome == "fail":
+        if trial.failure is None:
+            return trial.reason or "without it the cell fails"
+        return f"{trial.failure.cause}: {trial.failure.message}"
+    if finding.needed_by:
+        return f"hunk {_listed(finding.needed_by)} uses what it defines"
+    return (trial.reason if trial else None) or "could not be run"
+
+
+def _lines(hunk: HunkProof) -> str:
+    first, last = hunk.new
+    where = f"line {first}" if first == last else f"lines {first}-{last}" if first < last else f"after line {last}"
+    return f"{hunk.id} ({where}, {max(hunk.categories, key=lambda name: hunk.categories[name], default='')})"
+
+
+def _listed(hunks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(hunks)))
+
+
+def _ratio(times: Sequence[Sequence[float]]) -> float:
+    return statistics.median(times[1]) / statistics.median(times[0])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError:
+        raise UsageError(f"baseline and port have different encodings, and {encoding} cannot hold both") from None
