@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from matrix import recognise
@@ -211,7 +211,7 @@ def _stuck(seen: Observation, root: str) -> Failure:
     if seen.events and all(seen.of("end", rank) for rank in seen.events):
         last = "the script had come to its end, but its process did not"
     places = {rank: stack_frame(text, root) for rank, text in seen.stacks.items()}
-    odd = _odd_one(places)
+    odd = _odd_one(places, {rank for rank, text in seen.stacks.items() if "/torch/distributed/" in text})
     message = f"nothing was reported for longer than 'no_progress' allows; {last}"
     threads = {rank: text for rank in seen.events if (text := _thread_error(seen, rank))}
     if threads:
@@ -221,12 +221,10 @@ def _stuck(seen: Observation, root: str) -> Failure:
     return simple("hang", message, int(odd) if odd is not None else None, stacks=stacks, **where, **more)
 
 
-def _odd_one(places: Mapping[str, tuple[str, int] | None]) -> str | None:
-    """The rank that stands where the fewest others stand; the lowest of several."""
-    if not places:
-        return None
+def _odd_one(places: Mapping[str, tuple[str, int] | None], waiting: Collection[str]) -> str | None:
+    """The rank that the others wait for: in no collective itself, where the fewest others stand; the lowest of several."""
     standing = list(places.values())
-    return min(places, key=lambda rank: (standing.count(places[rank]), int(rank)))
+    return min(places, key=lambda rank: (rank in waiting, standing.count(places[rank]), int(rank)), default=None)
 
 
 def _thread_error(seen: Observation, rank: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from matrix.wordings import ASSERTED, BY_FRAMEWORK, BY_SCRIPT, BY_TYPE, FRAMEWORKS, LOST_PEER, WRAPPERS
 
+NETWORK = {"socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp", "asyncio"}
 MAX_READ = 8_000  # characters of a message that are searched, from each end
 
 
@@ -88,9 +89,11 @@ def recognise(chain: Sequence[Mapping[str, Any]], root: str) -> Recognised:
 
 def _cause(links: Sequence[_Link]) -> tuple[str, _Link]:
     for link in links:
+        if _importing(link):
+            return "broken-install", link
+        if _connecting(link):
+            return "network", link
         for table in (BY_TYPE, BY_FRAMEWORK if link.framework else BY_SCRIPT):
-            if _importing(link):
-                return "broken-install", link
             for rule in table:
                 if rule.fits(link.names, link.text):
                     return rule.cause, link
@@ -101,7 +104,7 @@ def _cause(links: Sequence[_Link]) -> tuple[str, _Link]:
             if rule.fits(link.names, link.text):
                 return rule.cause, link
     for link in links:
-        if any(name in ("TypeError",) for name in link.names):
+        if "TypeError" in link.names:
             return "type", link
     told = [link for link in links if not any(name.endswith("ExceptionGroup") for name in link.names)]
     return "exception", (told or links)[0]
@@ -113,6 +116,15 @@ def _importing(link: _Link) -> bool:
     names += [_package(f) for f in link.frames if f["function"] == "<module>" and f["file"].endswith("__init__.py")
               and PurePath(f["file"]).parent.name == _package(f)]  # fmt: skip
     return any(name in FRAMEWORKS for name in names)
+
+
+def _connecting(link: _Link) -> bool:
+    """Whether a connection over a network failed, not one between processes of the script, nor a future's deadline."""
+    packages = {_package(frame) for frame in link.frames}
+    if "TimeoutError" in link.names:
+        return bool(packages & NETWORK)
+    lost = {"ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"} & set(link.names)
+    return bool(lost) and not link.raised and "multiprocessing" not in packages
 
 
 def _links(chain: Sequence[Mapping[str, Any]]) -> Iterator[_Link]:
@@ -135,7 +147,9 @@ def _links(chain: Sequence[Mapping[str, Any]]) -> Iterator[_Link]:
         follow = link.raised or any(name.split(".")[0] in FRAMEWORKS for name in link.names)
 
 
-_FRAME = re.compile(r'^[ |+]*File "([^"\n]+)", line (\d+)(?:, in (\S+))?\n?(?:[ |]+(?!File )([^\n]*))?', re.MULTILINE)
+_FRAME = re.compile(
+    r'^[ |+]*File "([^"\n]+)", line (\d+)(?:, in (\S+))?\n?(?:[ |]+(?!File |[ |])([^\n]*))?', re.MULTILINE
+)
 _HEADLINE = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]*)(?:: (.*))?$", re.MULTILINE | re.DOTALL)
 _BEGIN = "Traceback (most recent call last):"
 

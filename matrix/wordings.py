@@ -102,8 +102,7 @@ BY_TYPE = (
     _rule("rendezvous", types=r"torch\.distributed\.elastic\.rendezvous\..*"),
     _rule(
         "network",
-        types=r"socket\.gaierror|socket\.herror|ssl\.SSL\w*|ConnectionRefusedError|ConnectionResetError|"
-        r"ConnectionAbortedError|http\.client\.RemoteDisconnected|"
+        types=r"socket\.gaierror|socket\.herror|ssl\.SSL\w*|http\.client\.RemoteDisconnected|"
         r"(?:requests\.exceptions|urllib3\.exceptions|httpx|httpcore)\."
         r"(?:\w*Connect\w*|\w*Timeout\w*|ProxyError|ProtocolError|NameResolutionError|MaxRetryError)",
     ),
@@ -359,6 +358,7 @@ BY_FRAMEWORK = (
         r"does not (?:match weight|accept) dtype",
         r"only supported types are",
         r"does(?:n't| not) (?:have )?support (?:for )?(?:that dtype|complex|bool|float|half|bfloat|int)",
+        r"only implemented on (?:integer|float|bool)",
         r"only supports? (?:float|double|complex|integer|int|half|bfloat|floating)",
         r"no available implicit dtype promotion",
         r"requires (?:real|complex|integer|float)\S*[ -].{0,40}(?:dtype|valued)",
@@ -415,6 +415,7 @@ BY_FRAMEWORK = (
         r"(?:must|should) be (?:evenly )?divisible",
         r"not (?:evenly )?divisible by",
         r"equal division",
+        r"not evenly divide",
         r"split_sizes",
         r"input batch_size",
         r"Dimension out of range",
