@@ -39,6 +39,9 @@ INLINE_CELLS = 400
 """Up to here the sections are in the page itself, readable without its script; beyond, the script draws them."""
 LEAN_CELLS = 3_000
 """Beyond here, cells that run are shown without drawings and logs, and tracebacks are shorter."""
+SHOWN_LINES = 100
+"""Lines of the matrix that are laid out at once; a button shows the rest. Without script all of them are shown."""
+UNSCRIPTED_STYLE = ".matrix tr[hidden] { display: table-row !important; } #more { display: none; }"
 MOST_ENTRIES = 100
 """Unexpected cells, groups of failures and tables of throughput in the page; what is left out is said there."""
 
@@ -86,7 +89,9 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
     total, table = tally(rows), grid(rows)
     speeds = list(_speeds(rows, by_row))
     context: dict[str, Any] = {
-        "policy": _policy(script, style),
+        "policy": _policy([script], [style, UNSCRIPTED_STYLE]),
+        "unscripted_style": Markup(UNSCRIPTED_STYLE),
+        "shown_lines": SHOWN_LINES,
         "script": Markup(script),
         "style": Markup(style),
         "title": ", ".join(dict.fromkeys(journal.run.definition for journal in evidence.journals)),
@@ -161,13 +166,14 @@ def web_address(text: str) -> str | None:
     return text if parts.scheme in ("http", "https") and parts.netloc and visible(text) == text else None
 
 
-def _policy(script: str, style: str) -> str:
+def _policy(scripts: list[str], styles: list[str]) -> str:
     """Nothing but our own script and style may run, and nothing may be fetched: the second wall behind escaping."""
 
-    def mark(text: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+    def marks(texts: list[str]) -> str:
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
 
-    allowed = f"script-src {mark(script)}; style-src {mark(style)}"
+    allowed = f"script-src {marks(scripts)}; style-src {marks(styles)}"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 

@@ -41,6 +41,8 @@
   const input = one("#q");
   const found = one("#q-found");
   const table = one(".matrix");
+  const more = one("#more"); // there when the matrix has more lines than are laid out at once
+  let most = more ? Number(more.dataset.lines) : Infinity;
   let lines;
 
   function arranged() {
@@ -58,6 +60,8 @@
     const terms = parse(input.value.trim());
     const kept = cells().rows.map((_, number) => terms.every((term) => holds(term, number) !== term.not));
     const columns = [];
+    let shown = 0;
+    let waits = 0;
     for (const { line, cells } of arranged()) {
       let any = false;
       cells.forEach(({ marks }, column) => {
@@ -66,8 +70,13 @@
           if (kept[number]) any = columns[column] = true;
         }
       });
-      line.hidden = !any && terms.length > 0;
+      const holdsAny = any || !terms.length;
+      if (holdsAny) shown += 1;
+      line.hidden = !holdsAny || shown > most;
+      waits += holdsAny && line.hidden;
     }
+    if (more) more.hidden = !waits;
+    if (more && waits) more.textContent = `Show all ${shown.toLocaleString("en")} lines`;
     showColumns(terms.length ? columns : null);
     for (const section of all("details.cell")) section.hidden = !kept[cells().position.get(section.id)];
     const count = kept.filter(Boolean).length;
@@ -298,6 +307,11 @@
   one(".filter").hidden = false;
   one(".filter").addEventListener("submit", (event) => event.preventDefault());
   input.addEventListener("input", filterSoon);
+  more?.addEventListener("click", () => {
+    most = Infinity;
+    filter();
+  });
+  (window.requestIdleCallback || setTimeout)(arranged); // so that the first filter need not wait for it
   addEventListener("hashchange", follow);
   follow();
 })();

@@ -15,7 +15,7 @@ from reports.build import build
 from reports.html import page as page_module
 
 from ..hostile import hostile_run
-from ..records import DAY, MadeUpRun
+from ..records import DAY, MadeUpRun, planned
 from ..showcase import showcase
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -145,6 +145,25 @@ def test_the_filter_narrows_rows_columns_and_sections(open_tab: Any, address: st
     tab.type("")
     assert len(tab.marks()) == every
     assert tab.complaints == []
+
+
+def test_of_very_many_lines_a_button_shows_the_rest(open_tab: Any, tmp_path: Path) -> None:
+    run = MadeUpRun()
+    for number in range(130):
+        run.add(planned(f"workload-{number:03}"))
+    long = built(tmp_path, run)
+    tab = open_tab(long)
+    assert len(tab.marks()) == 100
+    tab.type("workload:workload-1*")
+    assert len(tab.marks()) == 30
+    assert tab.page.is_hidden("#more")
+    tab.type("-workload:workload-000")
+    assert tab.page.inner_text("#more") == "Show all 129 lines"
+    tab.page.click("#more")
+    assert len(tab.marks()) == 129
+    bare = open_tab(long, java_script_enabled=False)
+    assert bare.page.is_visible(".matrix tbody tr:last-child a")
+    assert bare.page.is_hidden("#more")
 
 
 def test_a_filter_is_a_link_that_can_be_shared(open_tab: Any, address: str) -> None:
