@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -118,12 +120,18 @@ def find(
             own.append(("environments", os.path.abspath(defined[backend.name])))
         candidates[backend.name] = own if backend.name in chosen else [*own, ("current", sys.executable)]
     paths = sorted({path for each in candidates.values() for _, path in each})
+    children = _Children()
     with ThreadPoolExecutor(4) as pool:
-        asked = dict(zip(paths, pool.map(_ask_packages, paths), strict=True))
-        picked = {b.name: _pick(b, candidates[b.name], asked) for b in wanted}
-        probes = {(i.path, str(b.probe)) for b in wanted if (i := picked[b.name]).path is not None}
-        order = sorted((path or "", probe) for path, probe in probes)
-        said = dict(zip(order, pool.map(lambda each: _ask_framework(*each), order), strict=True))
+        try:
+            answers = pool.map(lambda path: children.ask([path, "-c", _PACKAGES], "packages"), paths)
+            asked = dict(zip(paths, answers, strict=True))
+            picked = {b.name: _pick(b, candidates[b.name], asked) for b in wanted}
+            probes = {(i.path, str(b.probe)) for b in wanted if (i := picked[b.name]).path is not None}
+            order = sorted((path or "", probe) for path, probe in probes)
+            said = dict(zip(order, pool.map(lambda each: children.ask(list(each), "version"), order), strict=True))
+        except BaseException:  # Ctrl-C: the pool waits for its threads, they for their children
+            children.end_all()
+            raise
     found = {}
     for backend in wanted:
         interpreter = picked[backend.name]
@@ -137,13 +145,13 @@ def find(
 
 
 def _pick(
-    backend: Backend, candidates: list[tuple[str, str]], asked: Mapping[str, dict[str, Any] | str]
+    backend: Backend, candidates: list[tuple[str, str]], asked: Mapping[str, tuple[dict[str, Any], str | None]]
 ) -> Interpreter:
     reasons = []
     for origin, path in candidates:
-        answer = asked[path]
-        if isinstance(answer, str):
-            reasons.append(f"{path}: {answer}")
+        answer, trouble = asked[path]
+        if trouble is not None:
+            reasons.append(f"{path}: {trouble}")
         elif backend.distribution.lower() in answer["packages"]:
             return Interpreter(path, origin, answer["python"], answer["packages"])
         else:
@@ -151,37 +159,61 @@ def _pick(
     return Interpreter(None, absent=f"{backend.distribution} is not installed: " + "; ".join(reasons))
 
 
-def _ask_packages(path: str) -> dict[str, Any] | str:
-    try:
-        answer = subprocess.run([path, "-c", _PACKAGES], capture_output=True, text=True, timeout=PROBE_S, cwd="/")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot be asked: {error}"
-    if answer.returncode:
-        return f"cannot be asked: {answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
-    said: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-    return said
+class _Children:
+    """Interpreters that are being asked; each with all that it starts ends when it is late, or when we are."""
 
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[str]] = set()
 
-def _ask_framework(path: str, probe: str) -> tuple[dict[str, Any], str | None]:
-    """What the probe printed, or why it did not."""
-    try:
-        answer = subprocess.run(
-            [path, probe], capture_output=True, text=True, timeout=PROBE_S, cwd="/", errors="replace"
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"did not answer within {PROBE_S:.0f} s"
-    except OSError as error:
-        return {}, str(error)
-    if answer.returncode == 0:
+    def ask(self, command: list[str], has: str) -> tuple[dict[str, Any], str | None]:
+        """The last line of a command's output that is a JSON object with the key `has`; else why there is none."""
         try:
-            said: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-            return said, None
-        except (ValueError, IndexError):
-            return {}, f"printed no answer: {answer.stdout[-200:]!r}"
-    lines = answer.stderr.strip().splitlines()
-    if answer.returncode < 0:
-        return {}, f"died of signal {-answer.returncode}" + (f": {lines[-1]}" if lines else "")
-    return {}, lines[-1] if lines else f"ended with exit code {answer.returncode}"
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            return {}, f"cannot be started: {error.strerror or error}"
+        self.running.add(child)
+        try:
+            out, err = child.communicate(timeout=PROBE_S)
+        except subprocess.TimeoutExpired:
+            return {}, f"did not answer within {PROBE_S:.0f} s"
+        finally:
+            self.end(child)
+        said = _last_word(err)
+        if child.returncode < 0:
+            return {}, f"died of signal {-child.returncode}" + (f": {said}" if said else "")
+        if child.returncode:
+            return {}, said or f"ended with exit code {child.returncode}"
+        for line in reversed(out.splitlines()):  # frameworks and their plug-ins print banners, before and after
+            with contextlib.suppress(ValueError, RecursionError):
+                answer = json.loads(line)
+                if isinstance(answer, dict) and has in answer:
+                    return answer, None
+        return {}, f"printed no answer: {out[-200:]!r}"
+
+    def end(self, child: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        self.running.discard(child)
+
+    def end_all(self) -> None:
+        for child in list(self.running):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _last_word(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:500] if lines else ""
 
 
 def host() -> dict[str, Any]:

@@ -51,8 +51,7 @@ class CellItem(pytest.Item):
             for attempt in runner.correctness(self.context, self.cell):
                 self.made.append(attempt)
         except Exception as error:
-            reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
-            self.made.append(_tool_error(self.context, self.cell, reason, text))
+            self.made.append(_broken(self.context, self.cell, error))
         prior = [attempt for attempt in self.context.prior if attempt.cell == self.cell.id]
         verdict = judge.judge([self.cell.planned()], [*prior, *self.made])[0]
         if verdict.verdict == "error" or not verdict.as_expected:
@@ -71,14 +70,19 @@ class CellItem(pytest.Item):
         return self.path, None, self.cell.id
 
 
+def _broken(context: Context, cell: Cell, error: Exception) -> AttemptRecord:
+    """The record of a cell at which this tool broke: by a mistake of its own, or for want of what a system gives."""
+    text = "" if isinstance(error, OSError) else "".join(traceback.format_exception(error))
+    return _tool_error(context, cell, f"{type(error).__name__}: {error}", text)
+
+
 def _tool_error(context: Context, cell: Cell, reason: str, text: str) -> AttemptRecord:
-    """The record of a cell at which this tool broke."""
     reason, text = (each.encode("utf-8", "replace").decode() for each in (reason, text))
     try:
         known = blank(context, cell, None)
     except Exception:  # the very files of the cell cannot be read
         known = {"run": context.run, "machine": context.machine, "cell": cell.id, "key": "", "axes": dict(cell.axes)}
-    return AttemptRecord(**known, outcome="error", reason=reason, environment={"tool_traceback": text})
+    return AttemptRecord(**known, outcome="error", reason=reason, environment={"tool_traceback": text} if text else {})
 
 
 def explain(verdict: CellVerdict) -> str:
@@ -228,8 +232,7 @@ class Controller:
                 try:
                     attempt = runner.measure(context, cell, source)
                 except Exception as error:
-                    reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
-                    attempt = _tool_error(context, cell, reason, text).model_copy(
+                    attempt = _broken(context, cell, error).model_copy(
                         update={"phase": "measurement", "source": source.name, "role": source.role}
                     )
                 if attempt.outcome != "pass":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -209,7 +210,7 @@ class Progress:
 
     def _tick(self) -> None:
         while not self.closing.wait(TICK_S):
-            line = self._status()[: max(1, self.writer.fullwidth - 1)]
+            line = self._status()[: max(1, shutil.get_terminal_size().columns - 1)]
             self._write((line, {"light": True}), status=True)
 
     def _status(self) -> str:

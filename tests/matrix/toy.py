@@ -138,8 +138,10 @@ class Toy:
         self.definition.write_text(yaml.safe_dump(text, sort_keys=False))
 
     def variables(self) -> dict[str, str]:
-        own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "CI", "NO_COLOR", "FORCE_COLOR"))}
-        return own | {"PYTHONPATH": str(self.folder / "site")} | self.environment
+        foreign = ("PYTEST", "CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+        own = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        # Runs of one machine wait for each other's measurements, by a lock in the folder of temporary files.
+        return own | {"PYTHONPATH": str(self.folder / "site"), "TMPDIR": str(self.folder)} | self.environment
 
     def command(self, *words: str) -> list[str]:
         """`portmatrix WORDS`, by the interpreter that runs the tests; `-P`: as the installed command starts."""
