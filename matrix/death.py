@@ -222,7 +222,7 @@ def _stuck(seen: Observation, root: str) -> Failure:
 
 
 def _odd_one(places: Mapping[str, tuple[str, int] | None], waiting: Collection[str]) -> str | None:
-    """The rank that the others wait for: in no collective itself, where the fewest others stand; the lowest of several."""
+    """The rank that the others wait for: in no collective itself, and where the fewest stand; the lowest."""
     standing = list(places.values())
     return min(places, key=lambda rank: (rank in waiting, standing.count(places[rank]), int(rank)), default=None)
 

@@ -124,6 +124,8 @@ def judge(cell: Cell, seen: Observation, steps: int | None, log_every: int | Non
         return judged("fail", _found(known.problem))
     if wrong is not None:
         return judged("fail", _found(wrong))
+    if seen.ended_by == "untrue":  # nothing may be concluded from how we ended it
+        return judged("error", reason="it was ended as untrue, but what it had reported by then does not show it")
     if not lines:
         printed = _silent(seen)
         if printed:

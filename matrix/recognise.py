@@ -175,9 +175,9 @@ def quoted(text: str) -> Iterator[_Link]:
 
 
 def _traced(links: Sequence[_Link], link: _Link) -> list[_Link]:
-    """Where the value was traced that made this error later, as JAX tells in a cause of its own."""
-    after = links[links.index(link) + 1 :]
-    return [each for each in after[:1] if each.type.endswith("JaxStackTraceBeforeTransformation")]
+    """Where a value was traced that made this error later, or the stack in another process: a cause of its own."""
+    after = links[links.index(link) + 1 :][:2]
+    return [each for each in after if each.type.endswith(("JaxStackTraceBeforeTransformation", "RemoteTraceback"))]
 
 
 def _user_frame(link: _Link, root: str) -> tuple[str, int] | None:

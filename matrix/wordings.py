@@ -294,6 +294,7 @@ BY_FRAMEWORK = (
         r"process id of the current process must be defined",
         r"DEADLINE_EXCEEDED.{0,400}(?:barrier|coordinat|connect)",
         r"coordination service",
+        r"JAX distributed service detected fatal errors",
         r"Barrier timed out",
         r"RegisterTask",
         types=rf".*DistNetworkError|.*DistStoreError|{_USUAL}",
