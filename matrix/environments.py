@@ -115,10 +115,13 @@ def find(
     candidates: dict[str, list[tuple[str, str]]] = {}
     wanted = list(backends)
     for backend in wanted:
-        own = [("--python", chosen[backend.name])] if backend.name in chosen else []
+        if backend.name in chosen:  # what a person asks for is not replaced by another
+            candidates[backend.name] = [("--python", chosen[backend.name])]
+            continue
+        own = []
         if defined and backend.name in defined and os.access(defined[backend.name], os.X_OK):
             own.append(("environments", os.path.abspath(defined[backend.name])))
-        candidates[backend.name] = own if backend.name in chosen else [*own, ("current", sys.executable)]
+        candidates[backend.name] = [*own, ("current", sys.executable)]
     paths = sorted({path for each in candidates.values() for _, path in each})
     children = _Children()
     with ThreadPoolExecutor(4) as pool:
