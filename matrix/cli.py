@@ -78,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("results", nargs="+", type=Path, help="journals, runs' folders, or folders of runs")
     made.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
 
+    made = command("changes", "Show what a port changes against its baseline, without running it.", _changes)
+    made.add_argument("baseline", type=Path)
+    made.add_argument("port", type=Path)
+    made.add_argument("--format", choices=["text", "json", "patch"], default="text")
+
     made = command("compare", "Compare two sets of results: newly broken, fixed, slower, faster, lost.", _compare)
     made.add_argument("base", type=Path)
     made.add_argument("head", type=Path)
@@ -178,6 +183,19 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> int:
     found = compare([options.base], [options.head])
     print(found)
     return found.exit_code
+
+
+def _changes(options: argparse.Namespace, rest: list[str]) -> int:
+    from matrix import changelist, changes
+
+    comparison = changes.compare_files(options.baseline, options.port)
+    if options.format == "patch":
+        sys.stdout.reconfigure(newline="")  # type: ignore[union-attr]  # a patch keeps the line ends of its files
+        print(changelist.as_patch(comparison, options.baseline), end="")
+    else:
+        show = changelist.as_json if options.format == "json" else changelist.as_text
+        print(show(comparison, str(options.baseline), str(options.port)))
+    return 0
 
 
 def _schema(options: argparse.Namespace, rest: list[str]) -> int:

@@ -103,16 +103,14 @@ class Dependencies:
             yield self.after, unit
 
     def share_names(self, one: Hunk, other: Hunk) -> bool:
-        """Whether two hunks have to do with each other: a name that both use or define."""
-        return bool(self.names(one) & self.names(other))
+        """Whether two hunks have to do with each other: one defines a name that the other defines or uses."""
+        return bool(self.defined(one) & self.names(other) or self.defined(other) & self.names(one))
 
     def names(self, hunk: Hunk) -> frozenset[str]:
-        return (
-            self.after.loads(hunk.added)
-            | self.after.bound(hunk.added)
-            | self.before.loads(hunk.deleted)
-            | self.before.bound(hunk.deleted)
-        )
+        return self.after.loads(hunk.added) | self.before.loads(hunk.deleted) | self.defined(hunk)
+
+    def defined(self, hunk: Hunk) -> frozenset[str]:
+        return self.after.bound(hunk.added) | self.before.bound(hunk.deleted)
 
 
 _BUILTINS = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__spec__", "__builtins__", "__class__"}
@@ -234,7 +232,8 @@ class Search:
         elif not partners:
             self.conclude(hunk, NONE, trial)
         elif kept:  # without it, what is needed would not be whole, whether or not the run came to that line
-            self.tell(Finding(hunk, "required", trial, needed_by=kept))
+            users = self.needs.partners(alone) & kept
+            self.tell(Finding(hunk, "required", trial, needed_by=users or kept))
         else:
             joint = self.trial(alone | partners)
             if joint.outcome == "pass":
