@@ -91,7 +91,9 @@ def _spread(name: str, sample: Sample | None) -> dict[str, Value]:
 
 
 def _safe(value: Value) -> Value:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value:
+        return value
+    if len(value) < 200 and value[0] not in _FORMULA and value.isascii() and value.isprintable():  # nearly all
         return value
     shown = one_line(value, 2000)
     return f"'{shown}" if shown.startswith(_FORMULA) or value.startswith(_FORMULA) else shown
@@ -140,8 +142,8 @@ def _result(row: Row) -> tuple[str, str, str]:
     """The element of a row (empty for a plain pass), its type and its message."""
     verdict = row.verdict
     standing = words.standing(verdict)
-    if verdict.verdict == "error":
-        return "error", "tool-error", verdict.why
+    if verdict.tool_failed:
+        return "error", "tool-error", verdict.why if verdict.verdict == "error" else standing
     if verdict.verdict in ("as-is", "ported"):
         return ("", "", "") if verdict.as_expected else ("failure", "unexpected-pass", standing)
     if verdict.verdict == "unproven":

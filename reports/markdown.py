@@ -133,7 +133,7 @@ def _targets(rows: Iterable[Row]) -> Iterable[str]:
 def _unexpected(evidence: Evidence) -> Iterable[str]:
     several = len(evidence.machines) > 1
     for row in evidence.rows:
-        if row.verdict.as_expected:
+        if not row.unexpected:
             continue
         word = words.VERDICTS[row.verdict.verdict]
         cause = f" {code(row.verdict.cause, 40)}" if row.verdict.cause else ""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from matrix.errors import UsageError
-from matrix.journal import AttemptRecord, Journal, JournalError, PlannedCell, find, read
+from matrix.journal import AttemptRecord, Journal, JournalError, PlannedCell, ProofRecord, find, read
 from matrix.judge import CellVerdict, judge_cell
 from reports.metrics import Speed, speed
 from reports.units import parsed
@@ -40,6 +40,21 @@ class Row:
     @property
     def axes(self) -> dict[str, str]:
         return self.verdict.cell.axes
+
+    @property
+    def unexpected(self) -> bool:
+        """Whether the row keeps the exit code from 0."""
+        return not self.verdict.as_expected or self.verdict.tool_failed
+
+    @property
+    def proof(self) -> ProofRecord | None:
+        """What of the port that runs here was shown to be needed, where that was tried."""
+        attempt = self.verdict.attempt
+        if attempt is None or attempt.role != "port":
+            return None
+        wanted = self.cell, attempt.source, self.machine
+        found = [p for j in self.journals for p in j.proofs if (p.cell, p.source, p.machine) == wanted]
+        return found[-1] if found else None
 
     @cached_property
     def speed(self) -> Speed | None:

@@ -41,7 +41,7 @@ class Tally:
         self.verdicts[verdict.verdict] += 1
         self.total += 1
         self.executed += verdict.executed
-        self.unexpected += not verdict.as_expected
+        self.unexpected += row.unexpected
         if verdict.verdict == "unproven":
             self.evidence[verdict.evidence] += 1
         if verdict.changes:
@@ -158,7 +158,7 @@ def headline(total: Tally) -> str:
     if not total.verdicts["ported"]:
         return f"{ran}, unchanged."
     if not total.verdicts["as-is"]:
-        return f"{ran}, none of them unchanged."
+        return f"{ran}, {'all of them ' if good > 1 else ''}after a port."
     return f"{ran}, {total.verdicts['as-is']:,} of them unchanged."
 
 

@@ -33,6 +33,10 @@ def number(value: float) -> str:
 
 
 def _three(value: float) -> str:
+    if value >= 99.95:  # the usual sizes, without a logarithm
+        return f"{value:.0f}"
+    if value >= 0.9995:
+        return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     if value == 0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value) * (1 + 5e-4))))

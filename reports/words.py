@@ -83,6 +83,9 @@ def short(verdict: CellVerdict) -> str:
 
 def standing(verdict: CellVerdict) -> str:
     """How the cell stands to what was expected of it, in words; empty when there is nothing to say."""
+    if verdict.tool_failed and verdict.verdict != "error":
+        reasons = [attempt.reason for attempt in verdict.attempts if attempt.outcome == "error"]
+        return one_line(f"an attempt ended in an error of the tool: {reasons[-1] if reasons else ''}".strip(": "))
     words = EXPECTATIONS[verdict.expectation]
     expected = verdict.cell.expectation
     if expected is not None:

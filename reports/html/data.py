@@ -38,7 +38,7 @@ def index(rows: Sequence[Row], ids: Sequence[str], signatures: dict[int, str]) -
         verdict = row.verdict
         values = [one_line(row.axes.get(axis, ""), 120) for axis in axes]
         values += [verdict.verdict, one_line(verdict.cause or "", 80), verdict.evidence, one_line(row.machine, 120)]
-        values += ["yes" if verdict.as_expected else "no", signatures.get(number, "")]
+        values += ["no" if row.unexpected else "yes", signatures.get(number, "")]
         table.append([ids[number], *values, one_line(f"{row.cell} {verdict.why}", 300)])
     return as_json({"keys": keys, "rows": table})
 

@@ -87,7 +87,7 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
     script = (FOLDER / "script.js").read_text(encoding="utf-8")
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
     total, table = tally(rows), grid(rows)
-    speeds = list(_speeds(rows, by_row))
+    measured = _measured(rows)
     context: dict[str, Any] = {
         "policy": _policy([script], [style, UNSCRIPTED_STYLE]),
         "unscripted_style": Markup(UNSCRIPTED_STYLE),
@@ -103,12 +103,13 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
         "targets": [(b, a, each, _bar(each)) for (b, a), each in by_target(rows).items()],
         "total": total,
         "verdict_words": words.VERDICTS,
-        "unexpected": [row for row in rows if not row.verdict.as_expected],
+        "unexpected": [row for row in rows if row.unexpected],
         "several": len(evidence.machines) > 1,
         "grid": table,
         "edges": _edges(table),
         "groups": groups,
-        "speeds": speeds,
+        "speeds": [_speed_lines(key, pairs, by_row) for key, pairs in list(measured.items())[:MOST_ENTRIES]],
+        "more_speeds": max(0, len(measured) - MOST_ENTRIES),
         "rows": rows,
         "ids": by_row,
         "inline": inline,
@@ -223,23 +224,28 @@ def _edges(table: Grid) -> list[str]:
     return edges
 
 
-def _speeds(rows: Iterable[Row], ids: dict[int, str]) -> Iterable[tuple[str, str, str, list[SpeedLine]]]:
-    """Measured cells by workload, accelerator and machine; only such cells stand beside each other."""
-    found: dict[tuple[str, str, str], list[tuple[Row, Speed]]] = {}
+Key = tuple[str, str, str]
+"""Line of the matrix, accelerator and machine: what is measured stands beside each other only within these."""
+
+
+def _measured(rows: Iterable[Row]) -> dict[Key, list[tuple[Row, Speed]]]:
+    found: dict[Key, list[tuple[Row, Speed]]] = {}
     for row in rows:
-        measured = row.speed
-        if measured is not None:
+        if row.speed is not None:
             key = label(row), row.axes.get("accelerator", ""), row.machine
-            found.setdefault(key, []).append((row, measured))
-    for key, pairs in found.items():
-        order = list(dict.fromkeys(row.axes.get("layout", "") for row, _ in pairs))
-        pairs.sort(key=lambda pair: order.index(pair[0].axes.get("layout", "")))
-        top = max((s.throughput.median for _, s in pairs if s.throughput), default=0) or 1
-        lines, layout = [], None
-        for row, each in pairs:
-            lines.append(_speed_line(row, each, pairs, top, ids[id(row)], row.axes.get("layout") != layout))
-            layout = row.axes.get("layout")
-        yield *key, lines
+            found.setdefault(key, []).append((row, row.speed))
+    return found
+
+
+def _speed_lines(key: Key, pairs: list[tuple[Row, Speed]], ids: dict[int, str]) -> tuple[Key, list[SpeedLine]]:
+    order = list(dict.fromkeys(row.axes.get("layout", "") for row, _ in pairs))
+    pairs = sorted(pairs, key=lambda pair: order.index(pair[0].axes.get("layout", "")))
+    top = max((s.throughput.median for _, s in pairs if s.throughput), default=0) or 1
+    lines, layout = [], None
+    for row, each in pairs:
+        lines.append(_speed_line(row, each, pairs, top, ids[id(row)], row.axes.get("layout") != layout))
+        layout = row.axes.get("layout")
+    return key, lines
 
 
 def _speed_line(row: Row, each: Speed, pairs: list[tuple[Row, Speed]], top: float, name: str, first: bool) -> SpeedLine:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from matrix.journal import AttemptRecord, Failure, Reference
+from matrix.journal import AttemptRecord, Failure, ProofRecord, Reference
 from matrix.judge import current
 from reports import words
 from reports.html import charts
@@ -90,7 +91,7 @@ def _verdict(row: Row) -> Iterator[Block]:
     yield "text", f"{word.symbol} {word.label}" + ("" if shown_below else f": {one_line(verdict.why, 600)}")
     standing = words.standing(verdict)
     if standing:
-        yield "text", f"{'' if verdict.as_expected else 'Not as expected: '}{standing}"
+        yield "text", f"{'Not as expected: ' if row.unexpected else ''}{standing}"
     expected = verdict.cell.expectation
     if expected and expected.link:
         yield "link", "the known failure", expected.link
@@ -296,12 +297,38 @@ def _changes(row: Row, detail: Detail) -> Iterator[Block]:
         changes = attempt.changes
         summary = f"{changed_lines(changes.added, changes.deleted)} in {count(changes.hunks, 'hunk')}"
         yield "text", f"{summary}, comments and formatting not counted."
+    if row.proof:
+        yield from _proof(row.proof)
     workload = attempt.axes.get("workload", "")
     baseline = next((a.source for a in row.verdict.attempts if a.role == "baseline" and a.source), None)
     sources = row.decided_in.run.sources
     old, new = f"{workload}/{baseline}", f"{workload}/{attempt.source}"
     if baseline and old in sources and new in sources:
         yield detail.diff(old, sources[old], new, sources[new])
+
+
+def _proof(proof: ProofRecord) -> Iterator[Block]:
+    """Which hunks of the port its cell needs, by runs without them."""
+    if not proof.hunks:
+        yield "text", "Which of these changes are needed was looked for, but not to the end."
+        return
+    verdicts = Counter(hunk.verdict for hunk in proof.hunks)
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+    smallest = proof.minimal_changes
+    rest = f" The smallest port that passes: {changed_lines(smallest.added, smallest.deleted)}." if smallest else ""
+    yield "text", f"Tried without each of its hunks: {counts}.{rest}"
+    table = [
+        [
+            str(hunk.id),
+            f"{hunk.new[0]} to {hunk.new[1]}" if hunk.new[1] > hunk.new[0] else str(hunk.new[0]),
+            changed_lines(hunk.added, hunk.deleted),
+            ", ".join(one_line(f"{name.replace('_', ' ')} {n}", 40) for name, n in hunk.categories.items()),
+            hunk.verdict,
+            one_line(hunk.why, 200),
+        ]
+        for hunk in proof.hunks[:100]
+    ]
+    yield "table", ["hunk", "lines of the port", "changed", "what", "verdict", "why"], table
 
 
 def _diff(old: str, new: str, before: str, after: str) -> Block:

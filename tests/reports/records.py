@@ -20,6 +20,7 @@ from matrix.journal import (
     Layout,
     Metrics,
     PlannedCell,
+    ProofRecord,
     Reference,
     RunRecord,
     Throughput,
@@ -244,6 +245,7 @@ class MadeUpRun:
     machine: str = "buildbox"
     definition: str = "cpu"
     started: datetime.datetime = START
+    proofs: list[ProofRecord] = field(default_factory=list)
     ended: bool = True
     host: dict[str, Any] = field(
         default_factory=lambda: {
@@ -293,12 +295,13 @@ class MadeUpRun:
 
     def journal(self, path: Path = Path("journal.jsonl")) -> Journal:
         """The run as `matrix.journal.read` would give it."""
-        return Journal(path, self.record(), list(self.attempts), self.end() if self.ended else None)
+        end = self.end() if self.ended else None
+        return Journal(path, self.record(), attempts=list(self.attempts), proofs=list(self.proofs), end=end)
 
     def write(self, folder: Path, torn: str = "") -> Path:
         """Write `journal.jsonl` and the logs into `folder`; `torn` is what a killed run leaves behind."""
         folder.mkdir(parents=True, exist_ok=True)
-        records = [self.record(), *self.attempts, *([self.end()] if self.ended else [])]
+        records = [self.record(), *self.attempts, *self.proofs, *([self.end()] if self.ended else [])]
         # json and not pydantic's writer, which refuses unpaired surrogates: a damaged journal may hold them
         lines = [json.dumps(record.model_dump(exclude_none=True, by_alias=True)) for record in records]
         data = "\n".join(lines) + "\n" + torn

@@ -94,6 +94,15 @@ def test_junit_tells_failure_skip_and_error_apart(tmp_path: Path) -> None:
     assert counts == {"name": "buildbox", "tests": "8", "failures": "4", "errors": "1", "skipped": "2"}
 
 
+def test_a_cell_that_runs_but_was_not_measured_for_the_tools_own_fault_is_an_error(tmp_path: Path) -> None:
+    cell = planned()
+    run = MadeUpRun().add(cell, attempt(cell), attempt(cell, "error", phase="measurement", reason="no hello"))
+    (case,) = junit(tmp_path, run).iter("testcase")
+    assert [(child.tag, child.get("message")) for child in case] == [
+        ("error", "an attempt ended in an error of the tool: no hello")
+    ]
+
+
 def test_junit_is_well_formed_whatever_the_texts_hold(tmp_path: Path) -> None:
     cell = planned(HOSTILE)
     bad = failure("hang", HOSTILE, traceback=HOSTILE * 100)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from matrix.failures import CAUSES
+from matrix.journal import Changes, HunkProof, ProofRecord
 from reports.build import build
 from reports.html import page as page_module
 from reports.html.data import as_json
@@ -198,3 +199,28 @@ def test_a_failure_without_anything_but_its_cause_has_a_section(tmp_path: Path) 
     bare = failure("hang", "").model_copy(update={"frame": None, "excerpt": [], "traceback": None, "signature": ""})
     document = written(tmp_path, MadeUpRun().add(cell, attempt(cell, "fail", failure=bare, environment={}, devices={})))
     assert f"What failed hang: {CAUSES['hang'].words}" in document.text
+
+
+def test_the_proof_of_a_port_says_which_hunks_are_needed(tmp_path: Path) -> None:
+    cell = planned(layout="dp2")
+    changes = Changes(added=6, deleted=1, hunks=2)
+    idle = attempt(cell, "fail", failure=failure("idle-devices", "1 of 2 devices did work"))
+    run = MadeUpRun().add(cell, idle, attempt(cell, role="port", changes=changes))
+    hunks = [
+        HunkProof(id=1, old=(5, 4), new=(5, 6), added=2, deleted=0, categories={"import": 2}, verdict="required",
+                  why="NameError: name 'dist' is not defined"),
+        HunkProof(id=2, old=(20, 20), new=(24, 24), added=1, deleted=1, verdict="idle", why="passes without it"),
+    ]  # fmt: skip
+    run.proofs.append(
+        ProofRecord(run=run.run, machine=run.machine, cell=cell.cell, key="k", source="torch/ddp.py",
+                    baseline="torch/train.py", changes=changes, hunks=hunks, complete=True,
+                    minimal_changes=Changes(added=5, deleted=0, hunks=1))
+    )  # fmt: skip
+    document = written(tmp_path, run)
+    assert (
+        "Tried without each of its hunks: 1 required, 1 idle. The smallest port that passes: +5 \u22120."
+        in document.text
+    )
+    line = ["1", "5 to 6", "+2 \u22120", "import 2", "required", "NameError: name 'dist' is not defined"]
+    begin = document.words.index("5 to 6") - 1
+    assert document.words[begin : begin + 6] == line
