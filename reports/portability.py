@@ -49,13 +49,14 @@ def performance_portability(efficiencies: Sequence[float | None]) -> float | Non
         efficiencies: one for each platform of H: from 0 to 1, 0 where it does not run, None where nobody knows.
 
     Returns:
-        None, for "undefined", when one is not known (also beside one that fails: a proven 0 needs the whole set
-        looked at no further, but a set of which some was never looked at is none to speak of) or H is empty.
+        None, for "undefined", when one is not known, unless another is 0, which settles it; and when H is empty.
     """
     known = [each for each in efficiencies if each is not None]
+    if any(each <= 0 for each in known):
+        return 0.0
     if not known or len(known) < len(efficiencies):
         return None
-    return 0.0 if min(known) <= 0 else len(known) / sum(1 / each for each in known)
+    return len(known) / sum(1 / each for each in known)
 
 
 def distance(one: AbstractSet[object], other: AbstractSet[object]) -> float:
@@ -172,7 +173,7 @@ class Portability:
         platforms: the set H.
         points: on each platform of H.
         pp: performance portability over H; None while any of it is unproven or not measured.
-        divergence: CD over those platforms of H on which it passed; None when there is none.
+        divergence: CD over those platforms of H on which it passed; None when there is none, or a source is not known.
         weave: the sources that passed, laid over each other.
     """
 
@@ -232,7 +233,8 @@ def portability(evidence: Evidence, platforms: Sequence[str] | None = None) -> l
             sources = _sources([row for row in rows if row.axes.get("backend") == application])
             used = dict.fromkeys(point.source for point in there if point.source)
             whole = weave({name: text for name, text in sources.items() if name in used})
-            passed = [whole.used[point.source] for point in there if point.source in whole.used]
+            passed = [whole.used.get(point.source) for point in there if point.source]
+            lines = [each for each in passed if each is not None]
             found.append(
                 Portability(
                     problem=problem,
@@ -240,7 +242,7 @@ def portability(evidence: Evidence, platforms: Sequence[str] | None = None) -> l
                     platforms=chosen,
                     points=tuple(there),
                     pp=performance_portability([point.efficiency for point in there]),
-                    divergence=divergence(passed) if passed else None,
+                    divergence=divergence(lines) if lines and len(lines) == len(passed) else None,
                     weave=whole,
                 )
             )
