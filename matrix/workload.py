@@ -261,7 +261,7 @@ def _reference(document: Document, model: _Reference | None, place: Location) ->
         eval=evaluations.pop(None, None),
         evaluations={step: value for step, value in evaluations.items() if step is not None},
         tolerance=dict(model.tolerance),
-        holds_for=dict(model.holds_for),
+        holds_for={str(setting): value for setting, value in model.holds_for.items()},
     )
 
 

@@ -53,6 +53,16 @@ def deviation(found: Trajectory, reference: Trajectory) -> tuple[float, str]:
     return max(distances, key=lambda distance: distance[0])
 
 
+def evaluation(pythons: dict[str, str], scripts: dict[str, Path], steps: int) -> tuple[str, str]:
+    """The row of the evaluation of a run that ends after `steps`, on which all frameworks agree."""
+    found = {f: run(pythons[f], script, steps, DEFAULT_SEED, "float64")["eval"] for f, script in scripts.items()}
+    first = next(iter(found.values()))
+    for framework, value in found.items():
+        if abs(float(value) - float(first)) > AGREEMENT * abs(float(first)):
+            raise SystemExit(f"{framework}: eval after {steps} steps is {value}, expected {first}. Nothing written.")
+    return f"eval@{steps}", first
+
+
 def baseline(workload: Path, implementation: dict, python: str) -> Path:
     """The baseline's script; where it cannot run here, the first port for one device that can."""
     ports = [port for port in implementation.get("ports", []) if "launch" not in port]
@@ -85,6 +95,9 @@ def main() -> None:
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     parser.add_argument("--jax-python", default=sys.executable, help="interpreter that has jax")
     parser.add_argument("--steps", type=int, default=400, help="steps of the reference")
+    parser.add_argument(
+        "--evaluate-after", type=int, nargs="*", default=[30, 120], help="shorter runs whose evaluation is kept as well"
+    )
     parser.add_argument("--seeds", type=int, default=20, help="number of seeds to measure deviations over")
     parser.add_argument("--only-measure", action="store_true", help="leave reference.csv as it is")
     args = parser.parse_args()
@@ -110,8 +123,11 @@ def main() -> None:
             if framework != reference_of:
                 rows.append((framework, f"float64, to {reference_of}", seed, distance, step))
         if seed == DEFAULT_SEED and not args.only_measure:
+            final = ("eval", reference["eval"])
+            losses = [(step, loss) for step, loss in reference.items() if step != "eval"]
             with (args.workload / "reference.csv").open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([("step", "loss"), *reference.items()])
+                earlier = [evaluation(pythons, scripts, steps) for steps in args.evaluate_after if steps < args.steps]
+                csv.writer(file, lineterminator="\n").writerows([("step", "loss"), *losses, *earlier, final])
         for framework, script in scripts.items():
             for dtype, precision in MEASURED.items():
                 found = run(pythons[framework], script, args.steps, seed, dtype)
