@@ -32,14 +32,14 @@ def index(rows: Sequence[Row], ids: Sequence[str], signatures: dict[int, str]) -
         signatures: by position in `rows`, the group of its failure.
     """
     axes = axis_names(rows)
-    keys = [*axes, "verdict", "cause", "evidence", "machine", "expected", "group"]
+    keys = ["cell", *axes, "verdict", "cause", "evidence", "machine", "expected", "group"]
     table = []
     for number, row in enumerate(rows):
         verdict = row.verdict
-        values = [one_line(row.axes.get(axis, ""), 120) for axis in axes]
+        values = [one_line(row.cell, 200), *(one_line(row.axes.get(axis, ""), 120) for axis in axes)]
         values += [verdict.verdict, one_line(verdict.cause or "", 80), verdict.evidence, one_line(row.machine, 120)]
         values += ["no" if row.unexpected else "yes", signatures.get(number, "")]
-        table.append([ids[number], *values, one_line(f"{row.cell} {verdict.why}", 300)])
+        table.append([ids[number], *values, one_line(verdict.why, 300)])
     return as_json({"keys": keys, "rows": table})
 
 

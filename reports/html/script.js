@@ -187,7 +187,7 @@
     const groups = data(`chunk-${Math.floor(number / size)}`)[number % size];
     const row = cells().rows[number];
     const article = one("#opened");
-    article.replaceChildren(make("h3", "", row[row.length - 1].split(" ")[0]));
+    article.replaceChildren(make("h3", "", row[1]));
     for (const [heading, blocks] of groups) {
       article.append(make("section", "group", make("h3", "", heading), ...blocks.map(([kind, ...rest]) => draw[kind](...rest))));
     }

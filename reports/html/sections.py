@@ -129,7 +129,7 @@ def _failures(row: Row, detail: Detail) -> Iterator[Group]:
 def _failure(failure: Failure, detail: Detail) -> Iterator[Block]:
     cause = words.cause(failure.cause)
     rank = f", first on rank {failure.rank}" if failure.rank is not None else ""
-    yield "text", visible(f"{failure.cause}: {cause.words}{rank}" if cause.words else failure.cause)
+    yield "text", visible(f"{failure.cause}{rank}" + (f": {cause.words}" if cause.words else ""))
     yield "pre", "", clipped(failure.message, 4_000)
     if cause.advice:
         yield "advice", visible(cause.advice)

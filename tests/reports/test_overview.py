@@ -3,6 +3,8 @@
 import datetime
 from pathlib import Path
 
+import pytest
+
 from matrix.journal import Changes, Journal
 from reports.merge import merge
 from reports.overview import banners, by_target, expectations, headline, particulars, signatures, tally
@@ -84,3 +86,23 @@ def test_damaged_lines_and_notices_are_said() -> None:
     journal = MadeUpRun(notices=["the matcher {backend: tpu} matches nothing"]).add(cell).journal(Path("j"))
     journal.damaged = ["line 7: JSONDecodeError"]
     assert kinds(journal) == ["damaged", "notice"]
+
+
+@pytest.mark.parametrize(
+    ("as_is", "ported", "broken", "words"),
+    [
+        (3, 0, 0, "All 3 executed cells run, unchanged."),
+        (1, 0, 0, "1 of 1 executed cell runs, unchanged."),
+        (2, 1, 1, "3 of 4 executed cells run, 2 of them unchanged."),
+        (0, 2, 1, "2 of 3 executed cells run, all of them after a port."),
+        (0, 0, 2, "None of 2 executed cells runs."),
+    ],
+)
+def test_the_headline_fits_the_numbers(as_is: int, ported: int, broken: int, words: str) -> None:
+    run = MadeUpRun()
+    for number in range(as_is + ported + broken):
+        cell = planned(f"w{number}")
+        bad = attempt(cell, "fail", failure=failure("hang", "slow"))
+        good = [attempt(cell)] if number < as_is else [bad, attempt(cell, role="port")]
+        run.add(cell, *(good if number < as_is + ported else [bad]))
+    assert headline(tally(merge([run.journal()], DAY).rows)) == words
