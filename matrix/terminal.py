@@ -197,11 +197,8 @@ class Progress:
             if status and self.closing.is_set():
                 return
             try:
-                if self.shown:
-                    self.writer.write("\r\x1b[2K")
-                for text, look in parts:
-                    self.writer.write(text, **look)
-                self.writer.flush()
+                line = "".join(self.writer.markup(text, **look) for text, look in parts)
+                self.writer.write("\r\x1b[2K" + line if self.shown else line, flush=True)
             except OSError:  # the reader of our output has gone; the run has not
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.shown = status
