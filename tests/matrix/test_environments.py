@@ -16,6 +16,7 @@ from matrix import environments
 from matrix.backends import Backend
 from matrix.environments import FRAMEWORKS, Interpreter, find, parse_python_options
 from matrix.errors import UsageError
+from tests.matrix.test_worker import other_pythons
 from tests.matrix.toy import LIMIT_S, Toy, install, train
 
 
@@ -134,6 +135,22 @@ def test_an_environment_without_the_tool_runs_cells_and_is_recorded(tmp_path: Pa
     assert recorded == [str(venv / "bin" / "python")] * 2
     host = toy.records("run")[0]["host"]["interpreters"]["toy"]
     assert (host["path"], host["origin"]) == (str(venv / "bin" / "python"), "environments")
+
+
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda path: Path(path).name)
+def test_an_interpreter_of_another_version_runs_cells(tmp_path: Path, python: str) -> None:
+    toy = Toy(tmp_path / "run")
+    toy.workload("good", train(before="print(sys.version_info[:2])"))
+    toy.workload("bad", "import toyframe\ndef f(x): return x.shape\nf(3)\n")
+    toy.write()
+    ran = toy.run("--python", f"toy={python}")
+    assert "2 cells: 1 as-is, 1 broken; 2 executed" in ran.stdout, ran.stdout + ran.stderr
+    failed = next(a for a in toy.records("attempt") if a["outcome"] == "fail")
+    assert (failed["failure"]["message"], failed["failure"]["frame"]) == (
+        "AttributeError: 'int' object has no attribute 'shape'",
+        "train.py:2",
+    )
+    assert failed["environment"]["interpreter"] == python
 
 
 # --- what can go wrong when it is asked ---
