@@ -23,7 +23,7 @@ class Size:
 
 SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(6, 384, 6, 16, 128)}
 LEARNING_RATE = 1e-3
-WARMUP = 20  # steps over which the learning rate grows to LEARNING_RATE
+WARMUP = 60  # steps over which the learning rate grows to LEARNING_RATE
 BETAS = (0.9, 0.95)  # decay of AdamW's two moments
 EPS = 1e-8  # added to the root of AdamW's second moment
 WEIGHT_DECAY = 0.1  # of matrices; vectors do not decay
