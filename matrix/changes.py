@@ -157,9 +157,7 @@ def patch(baseline: Script, text: str, name: str) -> str:
     Args:
         name: the file's path in the folder in which the patch is applied.
     """
-    before, after = (
-        whole.splitlines(True) if "\r" not in whole else _at_newlines(whole) for whole in (baseline.text, text)
-    )
+    before, after = _at_newlines(baseline.text), _at_newlines(text)
     lines = list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", n=3))
     if " " in name:
         lines[:2] = [f"{line[:-1]}\t\n" for line in lines[:2]]
@@ -167,7 +165,9 @@ def patch(baseline: Script, text: str, name: str) -> str:
 
 
 def _at_newlines(text: str) -> list[str]:
-    return [f"{line}\n" for line in text.split("\n")]
+    """The lines as tools that patch see them."""
+    *lines, last = text.split("\n")
+    return [f"{line}\n" for line in lines] + [last] * bool(last)
 
 
 def _lines(source: Script, start: int, stop: int) -> tuple[int, int]:
@@ -248,7 +248,7 @@ class _Composer:
         """A unit without the rest of its line."""
         unit = source.units[index]
         self.close(unit.depth)
-        self.line(self.indent(unit.depth, "") + unit.text)
+        self.line(self.indent(unit.depth, "") + unit.text + self.port.newline)
         self.last = unit
 
     def indent(self, depth: int, written: str) -> str:
@@ -263,7 +263,7 @@ class _Composer:
     def close(self, depth: int) -> None:
         """Give a header that no statement follows one that does nothing."""
         if self.last is not None and self.last.opens and depth <= self.last.depth:
-            self.line(self.indent(self.last.depth + 1, "") + "pass")
+            self.line(self.indent(self.last.depth + 1, "") + "pass" + self.port.newline)
         self.last = None
 
     def line(self, text: str) -> None:

@@ -85,10 +85,13 @@ def read(path: Path) -> Script:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = data.decode(encoding)
-    except SyntaxError as error:
-        raise UsageError(f"its encoding is unknown: {error.msg}", path, 1) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+    except (SyntaxError, UnicodeDecodeError) as error:
+        if isinstance(error, SyntaxError) and error.msg.startswith("unknown encoding"):
+            raise UsageError(f"it declares an {error.msg}", path, 1) from None
+        if isinstance(error, SyntaxError):  # in the first two lines
+            encoding, line = "utf-8", 1
+        else:
+            line = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"this is no {encoding} text; other encodings are declared (PEP 263)", path, line) from None
     return parse(text, path, encoding)
 
