@@ -44,7 +44,7 @@ API: Mapping[str, str] = {
     **_names(
         WRAPPING,
         "torch.distributed",
-        "fsdp _composable.fsdp _composable.replicate tensor tensor.parallel pipelining pipeline device_mesh DeviceMesh"
+        "fsdp _composable.fsdp _composable.replicate tensor tensor.parallel pipelining device_mesh DeviceMesh"
         " init_device_mesh algorithms.ddp_comm_hooks algorithms.join optim.ZeroRedundancyOptimizer _tensor",
     ),
     **_names(CHECKPOINT, "torch.distributed", "checkpoint fsdp.StateDictType fsdp.FullStateDictConfig"),
@@ -127,7 +127,7 @@ API: Mapping[str, str] = {
         "jax",
         "sharding make_mesh set_mesh use_mesh pmap shard_map P NamedSharding lax.with_sharding_constraint reshard"
         " lax.pcast experimental.shard_map experimental.mesh_utils experimental.pjit experimental.custom_partitioning"
-        " experimental.maps interpreters.pxla typeof.sharding",
+        " experimental.maps interpreters.pxla",
     ),
     **_names(DEVICE, "jax", "device_put devices local_devices device_count local_device_count default_device Device"),
     **_names(DEVICE, "jax", "device_get default_backend config.jax_platforms config.jax_default_device"),
@@ -144,7 +144,7 @@ API: Mapping[str, str] = {
         CONTROL,
         "jax",
         "lax.cond lax.switch lax.scan lax.map lax.fori_loop lax.while_loop lax.associative_scan lax.select"
-        " numpy.where vmap checkify",
+        " numpy.where vmap experimental.checkify",
     ),
     **_names(CHECKPOINT, "orbax"),
     **_names(CHECKPOINT, "equinox", "tree_serialise_leaves tree_deserialise_leaves"),
@@ -153,7 +153,7 @@ API: Mapping[str, str] = {
     **_names(WRAPPING, "flax", "linen.with_partitioning linen.with_logical_constraint nnx.with_partitioning jax_utils"),
     **_names(WRAPPING, "flax.nnx", "with_sharding_constraint get_partition_spec pmap shard_map"),
     **_names(SEEDING, "flax.nnx", "Rngs RngStream"),
-    **_names(PRECISION, "optax", "apply_if_finite DynamicLossScale"),
+    **_names(PRECISION, "optax", "apply_if_finite"),
     **_names(CONTROL, "optax", "MultiSteps conditionally_transform"),
     # --- around them ---
     **_names(SEEDING, "numpy.random"),
