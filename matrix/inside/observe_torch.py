@@ -108,7 +108,7 @@ class Observer:
         self.undo.append(lambda: setattr(autograd, "_engine_run_backward", original))
         if "torch._dynamo" not in sys.modules:
             register = torch.nn.modules.module.register_module_forward_hook
-            self.modules = register(lambda module, args, output: self.forward(module, args, output))
+            self.modules = register(self.forward_hook)
 
     def blind(self):
         """The function that takes Dynamo's eyes off this thread, and gives them back."""
@@ -159,7 +159,7 @@ class Observer:
             if self.calls == 1:  # what modules were fed with before was no training
                 self.shapes, self.inputs, self.has_inputs = set(), hashlib.sha256(), False
                 self.dtypes, self.convolution = {}, False
-            if self.calls <= CALLS:
+            if self.calls <= CALLS and not self.transforming():
                 self.generators.add(self.generator())
         known = {leaf.shape for leaf in self.leaves.values()}
         self.walk([root for root in roots if root is not None])
@@ -234,9 +234,12 @@ class Observer:
         held = {storage(each) for each in parameters}
         self.hash([each for each in self.saved(node) if storage(each) not in held])
 
+    def transforming(self):
+        """Whether a transform of `torch.func` is at work, in which no operation of ours would give plain values."""
+        return self.torch._C._functorch.peek_interpreter_stack() is not None
+
     def hash(self, tensors):
-        wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
-        found = digest([each for each in tensors if not wrapped(each)])
+        found = None if self.transforming() else digest(tensors)
         if found is not None:
             self.inputs.update(found.encode())
             self.has_inputs = True
@@ -257,7 +260,8 @@ class Observer:
             """This rank's own gradient, before ranks exchange anything."""
             before = blind(None)
             try:
-                if number not in self.gradients and gradients and gradients[0] is not None:
+                known = number in self.gradients or self.transforming()
+                if not known and gradients and gradients[0] is not None:
                     self.gradients[number] = digest(gradients[:1])
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"
@@ -268,17 +272,21 @@ class Observer:
         self.pass_by(fingerprint)
         self.undo.append(node.register_prehook(fingerprint).remove)
 
+    def forward_hook(self, module, args, output):
+        try:
+            self.forward(module, args, output)
+        except Exception as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+
     def forward(self, module, args, output):
         """What a module gave out, where no gradient is wanted: inference."""
         torch = self.torch
-        if self.calls:
+        if self.calls or torch._C._len_torch_dispatch_stack() or self.transforming():
             return
         outputs = output if isinstance(output, (list, tuple)) else [output]
         weights = [each for each in module._parameters.values() if each is not None]
         for tensor in outputs:
             if not isinstance(tensor, torch.Tensor) or tensor.requires_grad:
-                continue
-            if torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 continue
             self.forwards[tensor.device] = self.forwards.get(tensor.device, 0) + tensor.numel()
             if tensor.is_floating_point() and any(each.dim() > 1 for each in weights):
