@@ -190,7 +190,7 @@ ABSENT = "printed no line for step {} ({} of {} missing)"
         (lines(1, 10, 20, 30), SPARSE, 30, 10, None),
         (lines(10, 20), SPARSE, 30, 10, ENDED.format(20, 30)),
         (lines(10, 30), SPARSE, 30, 10, ABSENT.format(20, 1, 3)),
-        # a script that takes no log_every prints when it likes, but to the end; one that takes no steps ends when it likes
+        # a script that takes no log_every prints when it likes, but to the end
         (lines(1, 3), FROM_1, 3, None, None),
         (lines(1, 2), FROM_1, 3, None, ENDED.format(2, 3)),
         (lines(1), FROM_1, None, None, None),

@@ -27,7 +27,6 @@ from tests.matrix.variants import (
     TORCH_STEP,
     Edits,
     attempt,
-    dedent,
     explain,
     told,
     written,
@@ -117,8 +116,8 @@ EAGER: dict[str, Edits] = {
         (
             "optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)\n",
             """
-            |weights = torch.optim.SGD([p for p in model.parameters() if p.ndim > 1], lr=LEARNING_RATE, momentum=MOMENTUM)
-            |biases = torch.optim.SGD([p for p in model.parameters() if p.ndim == 1], lr=LEARNING_RATE, momentum=MOMENTUM)
+            |groups = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+            |weights, biases = (torch.optim.SGD(each, lr=LEARNING_RATE, momentum=MOMENTUM) for each in groups)
             |""",
         ),
         (
@@ -191,7 +190,8 @@ SCAN = """
     |
     |order = rng.permutation(TRAIN)[: args.steps * BATCH]
     |batches = images[order].reshape(args.steps, BATCH, 64), labels[order].reshape(args.steps, BATCH)
-    |(model, state), losses = jax.jit(lambda carry, batches: jax.lax.scan(body, carry, batches))((model, state), batches)
+    |train = jax.jit(lambda carry, batches: jax.lax.scan(body, carry, batches))
+    |(model, state), losses = train((model, state), batches)
     |for step, loss in enumerate(losses, 1):
     |    print(f"step={step} loss={loss.item():.12g} examples={BATCH}", flush=True)
     |
@@ -335,8 +335,9 @@ def test_work_that_no_observer_sees_is_the_tools_error(bench: Bench) -> None:
 
 # --- two devices ---
 
+FULLY_SHARD = "from torch.distributed.fsdp import fully_shard\n"
 FSDP: Edits = (
-    ("import torch.distributed as dist\n", "import torch.distributed as dist\nfrom torch.distributed.fsdp import fully_shard\n"),
+    ("import torch.distributed as dist\n", "import torch.distributed as dist\n" + FULLY_SHARD),
     ("model = nn.parallel.DistributedDataParallel(model)\n", "fully_shard(model)\n"),
 )  # fmt: skip
 TENSOR: Edits = (
@@ -388,10 +389,8 @@ PER_DEVICE = """
     |
     |"""
 PER_DEVICE_SPLIT = """
-    |x, y = [
-    |        [jax.device_put(part, each) for part, each in zip(np.split(what[batch], len(jax.devices())), jax.devices())]
-    |        for what in (images, labels)
-    |    ]
+    |    n = len(jax.devices())
+    |    x, y = (list(map(jax.device_put, np.split(each[batch], n), jax.devices())) for each in (images, labels))
     |"""
 SHARD_PARAMETERS = (
     "model, state = jax.device_put((model, state), replicated)\n",
@@ -413,7 +412,7 @@ def two_devices() -> dict[str, tuple[str, Edits]]:
             "dp2",
             (
                 (JAX_STEP, PER_DEVICE),
-                (f"    {JAX_PLACED}\n", "    " + dedent(PER_DEVICE_SPLIT)),
+                (f"    {JAX_PLACED}\n", PER_DEVICE_SPLIT),
                 ("model, state = jax.device_put((model, state), replicated)\n", ""),
             ),
         ),
