@@ -135,7 +135,8 @@ def judge(cell: Cell, seen: Observation, steps: int | None, log_every: int | Non
     if absent is not None:
         return judged("fail", _found(absent))
     if isinstance(known.problem, Unseen):
-        return judged("error", reason=known.problem.message)
+        blind = next((event["reason"] for rank in seen.events for event in seen.of("blind", rank)), None)
+        return judged("error", reason=known.problem.message + (f" (the observer broke: {blind})" if blind else ""))
     if cell.reference is not None and limit is None:
         return judged(
             "error",

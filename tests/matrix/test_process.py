@@ -146,16 +146,16 @@ def test_a_script_that_fails_leaves_no_process_behind(attempt: Attempt, how: str
 
 @pytest.mark.parametrize("why", ["timeout", "hang", "untrue"])
 def test_an_attempt_that_is_ended_leaves_no_process_behind(attempt: Attempt, why: str) -> None:
-    ends = """
-    import json
+    tell = """
+    import json, os
     with open("rank-0.events", "a") as file:
         file.write(json.dumps({"event": "start", "pid": os.getpid()}) + "\\n")
-    time.sleep(600)
     """
+    tells = textwrap.dedent(tell)
     order = attempt.order(
-        textwrap.dedent(TREE) + textwrap.dedent(ends),
-        timeout_s=4.0 if why == "timeout" else LIMIT_S,
-        no_progress_s=4.0 if why == "hang" else LIMIT_S,
+        tells + textwrap.dedent(TREE) + tells + "time.sleep(600)",
+        timeout_s=8.0 if why == "timeout" else LIMIT_S,
+        no_progress_s=8.0 if why == "hang" else LIMIT_S,
     )
     seen = process.run(order, lambda so_far: why == "untrue" and (attempt.folder / "ready").exists())
     assert (seen.code, seen.ended_by, seen.trouble) == (None, why, None)

@@ -246,11 +246,11 @@ def test_junit_xml_is_valid_and_says_the_same(toy: Toy) -> None:
 
 
 def test_a_budget_that_is_used_up_starts_nothing_more(toy: Toy) -> None:
-    toy.workload("slow", train(before="time.sleep(3)"))
+    toy.workload("slow", train(before="time.sleep(6.5)"))
     toy.workload("w1")
     toy.workload("w2")
     toy.write()
-    ran = toy.run("--budget", "0.03")  # 1.8 s: the first cell begins within it
+    ran = toy.run("--budget", "0.1")  # 6 s: the first cell begins within it, and ends after it
     assert [each[0] for each in toy.tries()] == ["slow"]
     assert "[2/3] --    w1/toy/cpu/single  unproven: not run" in ran.stdout
     assert "the budget is used up" in ran.stdout
@@ -322,7 +322,7 @@ def test_a_terminal_shows_a_status_line_and_is_left_clean(toy: Toy, workers: str
     toy.write()
     code, seen = on_terminal(toy, "-n", workers, columns=100)
     assert code == 0
-    assert re.search(r"1/3 cells  1 as-is  about \d+ s left  now: slow", seen)
+    assert re.search(r"[12]/3 cells  [12] as-is  about \d+ s left  now: slow", seen)
     drawn = seen.replace("\r\n", "\n")
     assert drawn.count("\x1b[2K") >= 2
     for line in drawn.split("\n"):  # whatever stood there as status was erased before the line was written
@@ -542,3 +542,15 @@ def test_the_start_imports_nothing_that_is_slow(toy: Toy) -> None:
     )
     ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_observer_that_breaks_is_the_tools_error_with_its_reason(toy: Toy) -> None:
+    toy.workload("good")
+    toy.write()
+    observer = toy.folder / "site" / "toy_observer.py"
+    observer.write_text(
+        observer.read_text().replace("def seen(self):", "def seen(self):\n        raise KeyError('new')")
+    )
+    ran = toy.run()
+    assert ran.returncode == 4
+    assert "(the observer broke: KeyError: 'new')" in ran.stdout
