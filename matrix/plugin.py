@@ -264,9 +264,9 @@ class Controller:
             self.progress.said,
             late=lambda: budget_end is not None and time.monotonic() > budget_end,
         )
-        for cell, source, passed in proof.ported(self.session.plan.cells, self.session.attempts):
+        for ported in proof.ported(self.session.plan.cells, self.session.attempts):
             if not prover.late():
-                prover.prove(cell, source, passed, self.session.proofs)
+                prover.prove(ported, self.session.proofs)
         for (workload, port), hunks in proof.idle(self.session.proofs).items():
             numbers = ", ".join(str(hunk.id) for hunk in hunks)
             self.progress.note(f"{workload}/{port}: no proven cell needs hunk {numbers}")

@@ -18,7 +18,7 @@ from matrix import apis, categories, changes, judge, keys, removal, runner, scri
 from matrix.attempt import Context, blank, now, perform
 from matrix.changes import Comparison
 from matrix.errors import UsageError
-from matrix.journal import AttemptRecord, Changes, HunkProof, Pace, ProofRecord, Trial
+from matrix.journal import AttemptRecord, Changes, Failure, HunkProof, Pace, ProofRecord, Trial
 from matrix.plan import Cell
 from matrix.removal import NONE, Finding, Hunks
 from matrix.workload import Source
@@ -40,16 +40,27 @@ class OutOfTime(Exception):
     """The budget of the run is used up."""
 
 
-def ported(cells: Iterable[Cell], attempts: Sequence[AttemptRecord]) -> list[tuple[Cell, Source, AttemptRecord]]:
-    """The cells that a port passed, with that port and its attempt."""
+@dataclass(frozen=True)
+class Ported:
+    """A cell that a port passed, the attempt in which it did, and the last one in which the baseline did not."""
+
+    cell: Cell
+    source: Source
+    passed: AttemptRecord
+    failed: AttemptRecord | None
+
+
+def ported(cells: Iterable[Cell], attempts: Sequence[AttemptRecord]) -> list[Ported]:
+    """The cells that a port passed."""
     found = []
     for cell in cells:
         mine = [attempt for attempt in attempts if attempt.cell == cell.id]
         verdict = judge.judge([cell.planned()], mine)[0]
         if verdict.verdict == "ported" and verdict.attempt is not None:
             source = next((each for each in cell.sources()[1] if each.name == verdict.attempt.source), None)
+            failed = [a for a in judge.current(mine) if a.role == "baseline" and a.outcome == "fail"]
             if source is not None:
-                found.append((cell, source, verdict.attempt))
+                found.append(Ported(cell, source, verdict.attempt, failed[-1] if failed else None))
     return found
 
 
@@ -69,19 +80,17 @@ class Prover:
     say: Callable[[str], None]
     late: Callable[[], bool] = lambda: False
 
-    def prove(
-        self, cell: Cell, source: Source, passed: AttemptRecord, earlier: Iterable[ProofRecord] = ()
-    ) -> ProofRecord:
+    def prove(self, ported: Ported, earlier: Iterable[ProofRecord] = ()) -> ProofRecord:
         """Find out which hunks of a port its cell needs.
 
         Args:
-            passed: the attempt in which the port passed.
+            ported: the cell and the port.
             earlier: proofs of the same run; what they know of the same key is not run again.
 
         Returns:
             The record; not complete when the time was up, or when the port cannot be compared with its baseline.
         """
-        proof = _Proof(self, cell, source, passed)
+        proof = _Proof(self, ported)
         for known in earlier:
             if known.key == proof.key:
                 if known.complete:
@@ -91,12 +100,14 @@ class Prover:
 
 
 class _Proof:
-    def __init__(self, prover: Prover, cell: Cell, source: Source, passed: AttemptRecord):
+    def __init__(self, prover: Prover, ported: Ported):
+        cell, source = ported.cell, ported.source
         baseline = cell.sources()[0]
         assert baseline is not None
         self.prover = prover
         self.context = dataclasses.replace(prover.context, prior=(), live=False, beside=1)
-        self.cell, self.source, self.baseline, self.passed = cell, source, baseline, passed
+        self.cell, self.source, self.baseline = cell, source, baseline
+        self.passed, self.failed = ported.passed, ported.failed
         self.key = proof_key(prover.context, cell, source)
         self.started = now()
         self.trials: list[Trial] = []
@@ -116,9 +127,17 @@ class _Proof:
         everything = frozenset(hunk.id for hunk in comparison.hunks)
         known = {frozenset(trial.without): trial for trial in self.trials}
         known[NONE] = Trial(without=[], outcome="pass", reproduce=self.passed.reproduce)
-        # Without all of its hunks a port is its baseline, which failed; but what is launched otherwise is run.
-        if everything and self.baseline.launch == self.source.launch:
-            known.setdefault(everything, Trial(without=sorted(everything), outcome="fail"))
+        if everything and self.failed is not None and self.baseline.launch == self.source.launch:
+            # Without all of its hunks a port is its baseline; but under another launcher that has not been run.
+            known.setdefault(
+                everything,
+                Trial(
+                    without=sorted(everything),
+                    outcome="fail",
+                    failure=_brief(self.failed.failure),
+                    reproduce=self.failed.reproduce,
+                ),
+            )
 
         def told(finding: Finding) -> None:
             self.told += 1
@@ -188,7 +207,7 @@ class _Proof:
             trial = Trial(
                 without=sorted(taken),
                 outcome=last.outcome,
-                failure=last.failure,
+                failure=_brief(last.failure),
                 reason=last.reason,
                 reproduce=last.reproduce,
                 duration_s=last.duration_s,
@@ -336,6 +355,11 @@ def _lines(hunk: HunkProof) -> str:
 
 def _listed(hunks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(hunks)))
+
+
+def _brief(failure: Failure | None) -> Failure | None:
+    """A failure without its long texts, which stay in the logs: a proof is written down again after each run."""
+    return failure and failure.model_copy(update={"traceback": None, "stacks": {}, "followers": {}})
 
 
 def _ratio(times: Sequence[Sequence[float]]) -> float:
