@@ -255,10 +255,7 @@ UNCOMPILED: dict[str, Edits] = {
         (TORCH_COMPILE, "scaled = torch.compile(lambda x: x * 1.0)\n"),
         ("    loss = loss_of(x, y)\n", "    loss = loss_of(scaled(x), y)\n"),
     ),
-    "the model is compiled under disable": (
-        (TORCH_COMPILE, "forward = torch.compile(torch.compiler.disable(model))\n"),
-        ("        logits = model(x)\n", "        logits = forward(x)\n"),
-    ),
+    "the stance is eager": ((TORCH_COMPILE, TORCH_COMPILE + 'torch.compiler.set_stance("force_eager")\n'),),
 }  # fmt: skip
 
 
