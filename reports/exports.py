@@ -32,8 +32,8 @@ def write_csv(evidence: Evidence, path: Path) -> None:
             line = _csv_line(row, axes)
             if header is None:
                 header = list(line)
-                writer.writerow([_safe(name) for name in header])
-            writer.writerow([_safe(value) for value in line.values()])
+                writer.writerow([safe(name) for name in header])
+            writer.writerow([safe(value) for value in line.values()])
 
 
 def axis_names(rows: Iterable[Row]) -> list[str]:
@@ -90,7 +90,8 @@ def _spread(name: str, sample: Sample | None) -> dict[str, Value]:
     return {name: sample.median, f"{name}_low": sample.low, f"{name}_high": sample.high}
 
 
-def _safe(value: Value) -> Value:
+def safe(value: Value) -> Value:
+    """A value for a cell of CSV: visible, and no formula."""
     if not isinstance(value, str) or not value:
         return value
     if len(value) < 200 and value[0] not in _FORMULA and value.isascii() and value.isprintable():  # nearly all
