@@ -208,8 +208,8 @@ class Definition(Section):
 
     @property
     def path(self) -> Path | None:
-        """Where it was read, as an absolute path (messages name it as it was given)."""
-        return self._document.path.absolute() if self._document else None
+        """Where it was read, as an absolute path without `..`, as pytest has it; messages name it as it was given."""
+        return Path(os.path.abspath(self._document.path)) if self._document else None
 
     @property
     def name(self) -> str:

@@ -376,3 +376,9 @@ def test_a_definition_made_without_a_file_has_errors_without_a_place() -> None:
     )
     assert str(made.error("odd", ("matrix",))) == "odd"
     assert made.name == "definition"
+
+
+def test_a_definition_given_by_a_path_with_dots_is_where_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, MATRIX)
+    (tmp_path / "below").mkdir()
+    assert load(tmp_path / "below" / ".." / path.name).path == path
