@@ -17,7 +17,7 @@ import pytest
 
 from matrix import judge, proof, runner, session
 from matrix.attempt import Context, blank
-from matrix.errors import ToolError
+from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
 from matrix.plan import Cell, Plan
@@ -265,8 +265,12 @@ class Controller:
             late=lambda: budget_end is not None and time.monotonic() > budget_end,
         )
         for ported in proof.ported(self.session.plan.cells, self.session.attempts):
-            if not prover.late():
+            if prover.late():
+                break
+            try:
                 prover.prove(ported, self.session.proofs)
+            except (UsageError, OSError) as error:
+                self.progress.note(f"{ported.cell.id} {ported.source.name}: not proven: {error}")
         for (workload, port), hunks in proof.idle(self.session.proofs).items():
             numbers = ", ".join(str(hunk.id) for hunk in hunks)
             self.progress.note(f"{workload}/{port}: no proven cell needs hunk {numbers}")
