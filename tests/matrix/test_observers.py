@@ -153,7 +153,7 @@ EAGER: dict[str, Edits] = {
 COMPILES: dict[str, Edits] = {
     "the model": (),
     "the model's own compile": ((TORCH_COMPILE, f"{COMPILED}model.compile()\n"),),
-    "each layer": ((TORCH_COMPILE, f"{COMPILED}for layer in model.layers:\n        layer.compile()\n"),),
+    "each layer": ((TORCH_COMPILE, f"{COMPILED}model.layers = nn.ModuleList(map(torch.compile, model.layers))\n"),),
     "the loss with the model inside": (
         (TORCH_COMPILE, ""),
         ("# --- training ---\n", f"{COMPILED}loss_of = torch.compile(loss_of)\n"),

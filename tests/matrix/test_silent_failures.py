@@ -255,6 +255,9 @@ UNCOMPILED: dict[str, Edits] = {
         (TORCH_COMPILE, "scaled = torch.compile(lambda x: x * 1.0)\n"),
         ("    loss = loss_of(x, y)\n", "    loss = loss_of(scaled(x), y)\n"),
     ),
+    "compile() of torch's own modules, whose code Dynamo passes by": (
+        (TORCH_COMPILE, "if args.compile:\n    for layer in model.layers:\n        layer.compile()\n"),
+    ),
     "the stance is eager": ((TORCH_COMPILE, TORCH_COMPILE + 'torch.compiler.set_stance("force_eager")\n'),),
 }  # fmt: skip
 
