@@ -15,7 +15,7 @@ from typing import Any
 import filelock
 import pytest
 
-from matrix import judge, proof, runner, session
+from matrix import journal, judge, proof, runner, session
 from matrix.attempt import Context, blank
 from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord
@@ -165,7 +165,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: Any = yield
     if call.when == "call" and isinstance(item, CellItem):
         # An attribute, not a property of JUnit's: xdist carries it to the controller.
-        report.portmatrix = [attempt.model_dump(mode="json", by_alias=True) for attempt in item.made]
+        report.portmatrix = [journal.line(attempt) for attempt in item.made]
         report.portmatrix_cell = item.cell.id
         report.portmatrix_failure = str(report.longrepr) if report.failed else ""
     return report
@@ -188,8 +188,8 @@ class Controller:
             pytest.exit(self.trouble)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        for raw in getattr(report, "portmatrix", ()):
-            self.record(AttemptRecord.model_validate(raw))
+        for line in getattr(report, "portmatrix", ()):
+            self.record(AttemptRecord.model_validate_json(line))
         if report.failed and not hasattr(report, "portmatrix"):  # its process crashed, or broke around the cell
             cell = next((cell for cell in self.session.plan.cells if cell.id == cell_of(report.nodeid)), None)
             if cell is not None:

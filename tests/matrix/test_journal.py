@@ -169,3 +169,11 @@ def test_a_record_is_synced_unless_it_only_says_that_nothing_can_be_executed(
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(path.read_bytes().count(b"\n")))
     written(path, RUN, attempt(), attempt(outcome="unavailable"), attempt(outcome="fail"))
     assert synced == [1, 2, 4]
+
+
+def test_text_that_no_encoding_holds_is_written_out_and_numbers_that_json_lacks_survive(path: Path) -> None:
+    odd = attempt(outcome="error", reason="name \udcff.py", metrics={"loss": [(1, float("nan"))]})
+    written(path, RUN, odd)
+    (back,) = read(path).attempts
+    assert back.reason == "name \\udcff.py"
+    assert back.metrics.loss[0][1] != back.metrics.loss[0][1]
