@@ -34,6 +34,10 @@ ALIKE = 0.5
 """How similar two lines are, from 0 to 1 as `difflib` says, of which one replaces the other."""
 DEVICES = ("cuda", "xpu", "mps", "npu", "xla", "hpu", "tpu", "gpu")
 """Texts such as `"cuda:0"` that name a device."""
+AROUND = 30
+"""How far from its place in a hunk a line is looked for that replaces another,"""
+LONG = 300
+"""and how many of its characters are compared."""
 _ENVIRON = ("os.environ", "os.getenv", "os.environ.get", "os.environ.setdefault")
 
 
@@ -239,13 +243,15 @@ def _deleted(
 ) -> tuple[Line, ...]:
     """Lines of the baseline; one that touches nothing of its own belongs to the line that replaces it."""
     lines = []
-    for unit, its in zip(hunk.deleted, names, strict=True):
+    texts = {line.unit.text for line in added}
+    around = AROUND if len(names) <= 10 * AROUND else 1  # of another program, no line replaces one
+    for index, (unit, its) in enumerate(zip(hunk.deleted, names, strict=True)):
         category = _own(unit, its, elsewhere)
-        if category is None or any(line.unit.text == unit.text for line in added):
-            matcher = difflib.SequenceMatcher(None, "", unit.text, autojunk=False)
+        if category is None or unit.text in texts:
+            matcher = difflib.SequenceMatcher(None, "", unit.text[:LONG], autojunk=False)
             near = {}
-            for line in added:
-                matcher.set_seq1(line.unit.text[:1000])
+            for line in added[max(0, index - around) : index + around]:
+                matcher.set_seq1(line.unit.text[:LONG])
                 near[matcher.ratio()] = line.category
             closest = max(near, default=0.0)
             category = near[closest] if closest >= ALIKE else CONTROL if _steers(unit.node) else OTHER

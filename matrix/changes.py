@@ -17,7 +17,7 @@ from matrix.errors import UsageError
 from matrix.journal import Changes
 from matrix.script import Script, Unit
 
-MANY = 4000  # units; of sources that are both longer, frequent lines are not matched, which would take minutes
+MANY = 1000  # units; of sources that are both longer, frequent lines are not matched, which would take minutes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from matrix.errors import UsageError
 
-MAX_BYTES = 2 << 20  # hand-written scripts are a hundred times smaller; comparing is quadratic at worst
+MAX_BYTES = 1 << 20  # hand-written scripts are a hundred times smaller; comparing is quadratic at worst
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # Python's line ends, which `str.splitlines` has more of
 
 Position = tuple[int, int]

@@ -90,6 +90,7 @@ def check(
             return Truth(Unseen(f"what rank {rank} did could not be seen ({reason})"), None, "")
     if all(seen.get("framework") is None for seen in ranks.values()):
         return Truth(Finding("wrong-device", f"the script never imported {framework}"), 0, "")
+    ranks = {rank: seen for rank, seen in ranks.items() if seen.get("devices")} or ranks  # not who only started others
     devices = [device | {"rank": rank} for rank, seen in ranks.items() for device in seen.get("devices", ())]
     kind = next((str(device.get("kind", "")) for device in devices if owns(device)), "")
     used = _used([device for device in devices if owns(device)], layout.nodes * layout.devices, ranks)

@@ -392,16 +392,12 @@ def wait_for_threads():
             threading._shutdown()
 
 
-def work(settings):
-    """Run one rank of one attempt; returns only when the script came to its end by itself."""
-    rank = int(os.environ.get("RANK", "0")) if settings["ranked"] else 0
-    folder = settings["folder"]
-    redirect(folder, rank)
-    events = Events(os.path.join(folder, f"rank-{rank}.events"))
+def begin(settings, name):
+    """Watch this process: what it tells goes to NAME.events."""
+    events = Events(os.path.join(settings["folder"], f"{name}.events"))
     events.emit(
         "start",
         pid=os.getpid(),
-        rank=rank,
         host=os.uname().nodename,
         interpreter=sys.executable,
         python=sys.version.split()[0],
@@ -411,6 +407,81 @@ def work(settings):
     observer.enough = watch.look
     sys.stdout = sys.__stdout__ = watched_stream(sys.stdout, watch)
     sys.stderr = sys.__stderr__ = watched_stream(sys.stderr, watch)
+    return events, observer, watch
+
+
+def end(events, observer, watch):
+    """Tell what is known when a process comes to its end."""
+    with contextlib.suppress(Exception):  # the script may have closed or replaced it
+        sys.stdout.flush()
+    watch.look()  # where there were fewer lines than looks
+    try:
+        final = observer.final()
+    except Exception as error:
+        watch.blind(error)
+        final = {"graphs": 0, "device_peak_bytes": None}
+    events.emit("end", peak_memory_bytes=peak_memory_bytes(), **final)
+
+
+class Adoption:
+    """Pickles as a call of `adopt` in the process that loads it: a child that the script spawns is watched, too."""
+
+    def __init__(self, settings_file, number):
+        self.settings_file = settings_file
+        self.number = number
+
+    def __reduce__(self):
+        names = {"__name__": "<inside>", "__file__": __file__}
+        run = f"exec(compile(open({__file__!r}, encoding='utf-8').read(), {__file__!r}, 'exec'), n)"
+        return exec, (f"(lambda n: ({run}, n['adopt']({self.settings_file!r}, {self.number})))({names!r})", {})
+
+
+def adopt(settings_file, number):
+    """Watch a process that multiprocessing spawned; told before it loads the script or runs its target."""
+    with open(settings_file, encoding="utf-8") as file:
+        settings = json.load(file)
+    for name in sys.modules.keys() - AT_START:
+        del sys.modules[name]
+    process = sys.modules["multiprocessing.process"].BaseProcess
+    original = process.run
+
+    watched = begin(settings, f"rank-{number}")
+
+    def run(self):
+        process.run = original
+        try:
+            return self.run()
+        finally:
+            end(*watched)
+
+    process.run = run
+
+
+def adopt_children(settings_file):
+    """Have every process that the script spawns watched (one that it forks is a copy: a data loader, say)."""
+
+    def hook(spawn):
+        original = spawn.get_preparation_data
+        spawned = 0
+
+        def get_preparation_data(name):
+            nonlocal spawned
+            spawned += 1  # rank r of torch.multiprocessing.spawn is r + 1: the script's own process is 0
+            return {**original(name), "portmatrix": Adoption(settings_file, spawned)}
+
+        spawn.get_preparation_data = get_preparation_data
+
+    AfterImport("multiprocessing.spawn", hook)
+
+
+def work(settings, settings_file):
+    """Run one rank of one attempt; returns only when the script came to its end by itself."""
+    rank = int(os.environ.get("RANK", "0")) if settings["ranked"] else 0
+    folder = settings["folder"]
+    redirect(folder, rank)
+    events, observer, watch = begin(settings, f"rank-{rank}")
+    if not settings["ranked"]:
+        adopt_children(settings_file)
     if settings["faults"]:
         import faulthandler
 
@@ -418,15 +489,7 @@ def work(settings):
         faulthandler.enable(os.open(os.path.join(folder, f"rank-{rank}.crash"), os.O_WRONLY | os.O_CREAT, 0o644))
 
     def finish():
-        with contextlib.suppress(Exception):  # the script may have closed or replaced it
-            sys.stdout.flush()
-        watch.look()  # where there were fewer lines than looks
-        try:
-            final = observer.final()
-        except Exception as error:
-            watch.blind(error)
-            final = {"graphs": 0, "device_peak_bytes": None}
-        events.emit("end", peak_memory_bytes=peak_memory_bytes(), **final)
+        end(events, observer, watch)
 
     try:
         run_script(settings["script"], settings["arguments"])
@@ -452,4 +515,4 @@ def work(settings):
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as file:
         read = json.load(file)
-    work(read)
+    work(read, sys.argv[1])

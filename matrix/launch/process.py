@@ -159,7 +159,7 @@ def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
         for name in names:  # one that was killed could not remove its pipes
             (order.folder / f"{name}.out").unlink(missing_ok=True)
     seen.duration_s = time.monotonic() - seen.started
-    _collect(seen, files)
+    _collect(order, seen, files)
     exited = next((message for message in messages if message["event"] == "exited"), None)
     told = [message["trouble"] for message in messages if message.get("trouble")]
     seen.trouble = next(iter([*told, *(file.trouble for file in files.values() if file.trouble)]), None)
@@ -200,7 +200,7 @@ def _release(supervisor: subprocess.Popen[bytes]) -> None:
 def _follow(
     order: Order,
     seen: Observation,
-    files: Mapping[int, _Events],
+    files: dict[int, _Events],
     supervisor: subprocess.Popen[bytes],
     untrue: Callable[[Observation], bool],
 ) -> list[Event]:
@@ -217,7 +217,7 @@ def _follow(
         if killing < math.inf:
             continue
         now = time.monotonic()
-        if _collect(seen, files):
+        if _collect(order, seen, files):
             news = now
             if untrue(seen):
                 seen.ended_by = "untrue"
@@ -233,8 +233,12 @@ def _follow(
     return [json.loads(line) for line in text.splitlines()]
 
 
-def _collect(seen: Observation, files: Mapping[int, _Events]) -> bool:
+def _collect(order: Order, seen: Observation, files: dict[int, _Events]) -> bool:
     new = False
+    for path in order.folder.glob("rank-*.events"):  # also of processes that the script spawned by itself
+        rank = int(path.stem.removeprefix("rank-"))
+        if rank not in files:
+            files[rank] = _Events(path)
     for rank, file in files.items():
         events = file.new()
         if events:
@@ -273,7 +277,7 @@ EXITED = re.compile(r"exitcode\s*:\s*(-?\d+)\)?(?: local_rank: \d+)?\s*\(pid:\s*
 
 
 def rank_codes(seen: Observation) -> dict[int, int]:
-    """Exit codes of ranks as the launcher reports them (torchrun's log and table of failures), the first to fail first."""
+    """Exit codes of ranks as the launcher reports them (torchrun's log and table of failures), the first one first."""
     log = seen.logs.get("launcher")
     if log is None:
         return {}

@@ -1,6 +1,10 @@
 """The runner: from a cell to its attempts."""
 
-from tests.matrix.harness import Bench, digits
+import textwrap
+
+from tests.matrix.harness import DIGITS, Bench, digits, edited
+
+SAME_BATCH = ("(turn + 1) * BATCH][rank::world_size]", "(turn + 1) * BATCH]")
 
 
 def test_a_correct_script_passes_as_it_is(bench: Bench) -> None:
@@ -16,3 +20,39 @@ def test_ports_are_tried_after_the_baseline_has_failed(bench: Bench) -> None:
         ("torch/train.py", "fail", "idle-devices"),
         ("torch/ddp.py", "pass", None),
     ]
+
+
+SPAWNING = """
+    import os
+    import runpy
+    import socket
+
+    import torch.multiprocessing as mp
+
+
+    def rank(number, port):
+        os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        runpy.run_path("torch/ddp.py", run_name="__main__")
+
+
+    if __name__ == "__main__":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mp.spawn(rank, args=(port,), nprocs=2)
+"""
+
+
+def test_a_script_that_spawns_its_ranks_itself_is_watched_in_all_of_them(bench: Bench) -> None:
+    digits(bench, torch_train=textwrap.dedent(SPAWNING))
+    (attempt,) = bench.attempts(bench.cell("edited", layout="dp2"))
+    assert (attempt.source, attempt.outcome, attempt.devices.used) == ("torch/train.py", "pass", 2)
+
+
+def test_ranks_that_a_script_spawns_with_the_same_batch_are_found_out(bench: Bench) -> None:
+    same = edited(DIGITS / "torch" / "ddp.py", SAME_BATCH)
+    digits(bench, torch_train=textwrap.dedent(SPAWNING), torch_ddp=same)
+    attempt = bench.attempts(bench.cell("edited", layout="dp2"))[0]
+    assert attempt.failure is not None
+    assert attempt.failure.cause == "replicated-work"
