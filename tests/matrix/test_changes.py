@@ -256,7 +256,7 @@ def refusal(path: Path) -> str:
         (b"x = 1\0\n", "FILE: this does not parse: source code string cannot contain null bytes"),
         (b"x = " + b"(" * 5000, None),
         (b"x = " + b"-" * 100_000 + b"1", None),
-        (b"#" * (script.MAX_BYTES + 1), "FILE: larger than 2 MiB, which no script is"),
+        (b"#" * (script.MAX_BYTES + 1), "FILE: larger than 1 MiB, which no script is"),
     ],
     ids=range(8),
 )
