@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 
 import filelock
 
-from matrix import apis, categories, changes, judge, keys, removal, runner, script
+from matrix import changes, judge, keys, removal, runner, script
 from matrix.attempt import Context, blank, now, perform
 from matrix.changes import Comparison
 from matrix.errors import UsageError
+from matrix.findings import described, lines, listed
 from matrix.journal import AttemptRecord, Changes, Failure, HunkProof, Pace, ProofRecord, Trial
 from matrix.plan import Cell
 from matrix.removal import NONE, Finding, Hunks
@@ -141,8 +142,8 @@ class _Proof:
 
         def told(finding: Finding) -> None:
             self.told += 1
-            hunk = _described(comparison, finding)
-            say(f"[{min(self.told, count)}/{count}] hunk {_lines(hunk)}: {hunk.verdict}: {hunk.why}")
+            hunk = described(comparison, finding)
+            say(f"[{min(self.told, count)}/{count}] hunk {lines(hunk)}: {hunk.verdict}: {hunk.why}")
 
         search = removal.Search(
             comparison,
@@ -165,7 +166,7 @@ class _Proof:
         file.parent.mkdir(parents=True, exist_ok=True)
         difference = changes.patch(comparison.baseline, text, self.baseline.name)
         file.write_bytes(difference.encode(comparison.baseline.encoding.removesuffix("-sig"), "backslashreplace"))
-        record = self.as_record(comparison, [_described(comparison, finding) for finding in findings]).model_copy(
+        record = self.as_record(comparison, [described(comparison, finding) for finding in findings]).model_copy(
             update={
                 "complete": True,
                 "minimal": str(file.relative_to(self.prover.context.folder)),
@@ -245,7 +246,7 @@ class _Proof:
         sides = [self.variant(comparison, base), self.variant(comparison, base | taken)]
         times: list[list[float]] = [[], []]
         wanted = max(PROCESSES, self.cell.run.measure.processes)
-        self.prover.say(f"passes without hunk {_listed(taken)}: measuring whether it is slower")
+        self.prover.say(f"passes without hunk {listed(taken)}: measuring whether it is slower")
         with filelock.FileLock(MEASURE_LOCK, mode=0o666):
             for turn in range(wanted):
                 for side, (cell, source, context) in zip(times, sides, strict=True):
@@ -307,54 +308,6 @@ def idle(proofs: Iterable[ProofRecord]) -> dict[tuple[str, str], list[HunkProof]
         for port, hunks in found.items()
         if (unneeded := [each[0] for each in hunks.values() if all(hunk.verdict == "idle" for hunk in each)])
     }
-
-
-def _described(comparison: Comparison, finding: Finding) -> HunkProof:
-    sorted_ = categories.sort(comparison)[finding.hunk - 1]
-    hunk, trial, pace = sorted_.hunk, finding.trial, finding.pace
-    counted = sorted_.categories
-    return HunkProof(
-        id=hunk.id,
-        old=hunk.old,
-        new=hunk.new,
-        added=len(hunk.added),
-        deleted=len(hunk.deleted),
-        categories={name: counted[name] for name in apis.CATEGORIES if counted[name]},
-        communication=sorted_.communication,
-        verdict=finding.verdict,
-        why=_why(finding),
-        failure=trial.failure if trial and trial.outcome == "fail" else None,
-        together=sorted(finding.together),
-        needed_by=sorted(finding.needed_by),
-        slowdown=pace.slowdown if pace else None,
-    )
-
-
-def _why(finding: Finding) -> str:
-    trial, pace = finding.trial, finding.pace
-    together = f" together with hunk {_listed(finding.together)}" if finding.together else ""
-    slower = f"{100 * (pace.slowdown - 1):+.0f} % step time" if pace and pace.slowdown else "speed not measured"
-    if finding.verdict == "performance":
-        return f"the cell passes without it{together}, but is slower: {slower}"
-    if finding.verdict == "idle":
-        return f"the cell passes without it{together}; {slower}"
-    if trial is not None and trial.outcome == "fail":
-        if trial.failure is None:
-            return trial.reason or "without it the cell fails"
-        return f"{trial.failure.cause}: {trial.failure.message}"
-    if finding.needed_by:
-        return f"hunk {_listed(finding.needed_by)} uses what it defines"
-    return (trial.reason if trial else None) or "could not be run"
-
-
-def _lines(hunk: HunkProof) -> str:
-    first, last = hunk.new
-    where = f"line {first}" if first == last else f"lines {first}-{last}" if first < last else f"after line {last}"
-    return f"{hunk.id} ({where}, {max(hunk.categories, key=lambda name: hunk.categories[name], default='')})"
-
-
-def _listed(hunks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(hunks)))
 
 
 def _brief(failure: Failure | None) -> Failure | None:

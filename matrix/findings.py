@@ -1,0 +1,61 @@
+"""A finding of the search for hunks that can go, as the record that a journal keeps and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from matrix import apis, categories
+from matrix.changes import Comparison
+from matrix.journal import HunkProof
+from matrix.removal import Finding
+
+
+def described(comparison: Comparison, finding: Finding) -> HunkProof:
+    """The record of a hunk."""
+    sorted_ = categories.sort(comparison)[finding.hunk - 1]
+    hunk, trial, pace = sorted_.hunk, finding.trial, finding.pace
+    counted = sorted_.categories
+    return HunkProof(
+        id=hunk.id,
+        old=hunk.old,
+        new=hunk.new,
+        added=len(hunk.added),
+        deleted=len(hunk.deleted),
+        categories={name: counted[name] for name in apis.CATEGORIES if counted[name]},
+        communication=sorted_.communication,
+        verdict=finding.verdict,
+        why=_why(finding),
+        failure=trial.failure if trial and trial.outcome == "fail" else None,
+        together=sorted(finding.together),
+        needed_by=sorted(finding.needed_by),
+        slowdown=pace.slowdown if pace else None,
+    )
+
+
+def _why(finding: Finding) -> str:
+    trial, pace = finding.trial, finding.pace
+    together = f" together with hunk {listed(finding.together)}" if finding.together else ""
+    slower = f"{100 * (pace.slowdown - 1):+.0f} % step time" if pace and pace.slowdown else "speed not measured"
+    if finding.verdict == "performance":
+        return f"the cell passes without it{together}, but is slower: {slower}"
+    if finding.verdict == "idle":
+        return f"the cell passes without it{together}; {slower}"
+    if trial is not None and trial.outcome == "fail":
+        if trial.failure is None:
+            return trial.reason or "without it the cell fails"
+        return f"{trial.failure.cause}: {trial.failure.message}"
+    if finding.needed_by:
+        return f"hunk {listed(finding.needed_by)} uses what it defines"
+    return (trial.reason if trial else None) or "could not be run"
+
+
+def lines(hunk: HunkProof) -> str:
+    """Which hunk it is, for a line of progress: `3 (lines 31-34, process group and launch)`."""
+    first, last = hunk.new
+    where = f"line {first}" if first == last else f"lines {first}-{last}" if first < last else f"after line {last}"
+    return f"{hunk.id} ({where}, {max(hunk.categories, key=lambda name: hunk.categories[name], default='')})"
+
+
+def listed(hunks: Iterable[int]) -> str:
+    """Their numbers in order: `1, 5`."""
+    return ", ".join(map(str, sorted(hunks)))
