@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from matrix import accuracy, truth
-from matrix.death import death, simple
+from matrix.failures.death import death, simple
 from matrix.journal import Failure, Outcome
 from matrix.launch.process import Observation
 from matrix.plan import Cell

@@ -34,6 +34,8 @@ PATIENCE = 10
 """A port without a hunk that takes so many times as long as the whole port did is taken to hang,"""
 PATIENCE_S = 30.0
 """but not sooner than after this time: a busy machine makes short runs long."""
+UNSTEADY = frozenset({"crash", "rank-died", "hang", "timeout", "out-of-memory-host", "network", "rendezvous"})
+"""Causes that can be chance: such a failure counts when a second run fails too; else its hunk is unproven."""
 MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"
 
 
@@ -205,6 +207,11 @@ class _Proof:
         else:
             cell, source, context = self.variant(comparison, taken)
             last = list(runner.repeated(context, cell, source))[-1]
+            if last.failure is not None and last.failure.cause in UNSTEADY:
+                again = list(runner.repeated(context, cell, source))[-1]
+                if again.outcome == "pass":
+                    words = f"fails in one of two runs: {last.failure.cause}: {last.failure.message}"
+                    last = again.model_copy(update={"outcome": "error", "reason": words})
             trial = Trial(
                 without=sorted(taken),
                 outcome=last.outcome,

@@ -265,10 +265,11 @@ class Search:
         self.told(finding)
 
 
-ALPHA = 0.05
-"""A slowdown counts when chance alone would show one as large in fewer than 5 of 100 comparisons,"""
+ALPHA = 0.01
+"""A slowdown counts when chance alone would show one as large in fewer than 1 of 100 comparisons (a port has many
+hunks, and every one that passes is compared),"""
 EFFECT = 0.05
-"""and when it is at least 5 %; both as in the comparison of two runs."""
+"""and when it is at least 5 %, as in the comparison of two runs."""
 
 
 def is_slower(pace: Pace) -> bool:

@@ -21,8 +21,8 @@ import pytest
 
 from matrix import backends, environments
 from matrix.failures import CAUSES
+from matrix.failures.recognise import Recognised, recognise
 from matrix.journal import AttemptRecord, Failure
-from matrix.recognise import Recognised, recognise
 from tests.matrix.harness import Bench
 
 INSIDE = Path(__file__).parents[2] / "matrix" / "inside"

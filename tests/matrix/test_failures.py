@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from matrix.failures import CAUSES, signature
-from matrix.recognise import recognise, users
-from matrix.wordings import BY_FRAMEWORK, BY_SCRIPT, BY_TYPE, WRAPPERS
+from matrix.failures.recognise import recognise, users
+from matrix.failures.wordings import BY_FRAMEWORK, BY_SCRIPT, BY_TYPE, WRAPPERS
 
 ROOT = "/work/w"
 USER = {"file": "/work/w/train.py", "line": 7, "function": "main", "module": "__main__"}

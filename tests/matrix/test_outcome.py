@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from matrix import outcome
-from matrix.death import native_frame, stack_frame
+from matrix.failures.death import native_frame, stack_frame
 from matrix.launch.process import Event, Observation
 from matrix.outcome import Judged
 from matrix.plan import Cell

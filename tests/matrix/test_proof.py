@@ -111,6 +111,23 @@ def test_a_budget_that_is_used_up_leaves_the_proof_for_a_resumed_run(toy: Toy) -
     assert [record.complete for record in proofs(toy)] == [True]
 
 
+def test_a_failure_by_chance_proves_nothing(toy: Toy, tmp_path: Path) -> None:
+    """Without the hunk the script dies in its first run only."""
+    once = "import pathlib\nmark = pathlib.Path('@')\nsafe = False\n".replace("@", str(tmp_path / "mark"))
+    die = "if not safe and not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), 6)\n"
+    baseline = wrong_by_a_factor(f"factor = 2\n{once}{die}")
+    toy.workload("job", baseline, baseline.replace("safe = False", "safe = True").replace("factor = 2", "factor = 1"))
+    (tmp_path / "mark").touch()  # the baseline itself is only wrong
+    toy.write(run=FEW_STEPS)
+    assert toy.run().returncode == 0
+    (tmp_path / "mark").unlink()
+    assert toy.run("--prove-changes", "--resume").returncode == 0
+    (record,) = proofs(toy)
+    assert [hunk.verdict for hunk in record.hunks] == ["required", "unproven"]
+    assert record.hunks[1].why.startswith("fails in one of two runs: crash: ")
+    assert record.minimal_changes == record.changes
+
+
 def test_the_workload_folder_of_a_variant_is_the_same_but_for_the_script(tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "torch" / "more").mkdir(parents=True)

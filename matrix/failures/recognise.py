@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from matrix.wordings import ASSERTED, BY_FRAMEWORK, BY_SCRIPT, BY_TYPE, FRAMEWORKS, LOST_PEER, WRAPPERS
+from matrix.failures.wordings import ASSERTED, BY_FRAMEWORK, BY_SCRIPT, BY_TYPE, FRAMEWORKS, LOST_PEER, WRAPPERS
 
 NETWORK = {"socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp", "asyncio"}
 MAX_READ = 8_000  # characters of a message that are searched, from each end

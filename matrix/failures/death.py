@@ -7,11 +7,10 @@ import signal
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from matrix import recognise
-from matrix.failures import signature
+from matrix.failures import recognise, signature
+from matrix.failures.recognise import Recognised
 from matrix.journal import Failure
 from matrix.launch.process import Event, Observation, rank_codes
-from matrix.recognise import Recognised
 
 EXCERPT = 5  # lines of the user's code around the frame, before and after
 MAX_MESSAGE = 2_000
