@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from matrix import apis, categories
+from matrix.changelist import place
 from matrix.changes import Comparison
 from matrix.journal import HunkProof
 from matrix.removal import Finding
@@ -39,7 +40,8 @@ def _why(finding: Finding) -> str:
     if finding.verdict == "performance":
         return f"the cell passes without it{together}, but is slower: {slower}"
     if finding.verdict == "idle":
-        return f"the cell passes without it{together}; {slower}"
+        noise = ", within noise" if pace and pace.slowdown else ""
+        return f"the cell passes without it{together}; {slower}{noise}"
     if trial is not None and trial.outcome == "fail":
         if trial.failure is None:
             return trial.reason or "without it the cell fails"
@@ -51,9 +53,7 @@ def _why(finding: Finding) -> str:
 
 def lines(hunk: HunkProof) -> str:
     """Which hunk it is, for a line of progress: `3 (lines 31-34, process group and launch)`."""
-    first, last = hunk.new
-    where = f"line {first}" if first == last else f"lines {first}-{last}" if first < last else f"after line {last}"
-    return f"{hunk.id} ({where}, {max(hunk.categories, key=lambda name: hunk.categories[name], default='')})"
+    return f"{hunk.id} ({place(hunk.new)}, {max(hunk.categories, key=lambda name: hunk.categories[name], default='')})"
 
 
 def listed(hunks: Iterable[int]) -> str:
