@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from matrix.backends import Backend
 HERE = Path(__file__).parent
-BACKEND = Backend(name="bare", framework="bare", distribution="bare", module="bare", about="no framework",
+BACKEND = Backend(name="bare", framework="bare", distribution="bare",
                   observer=HERE / "bare_observer.py", probe=HERE / "bare_probe.py")
 """
 BARE_OBSERVER = """

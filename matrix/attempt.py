@@ -9,7 +9,7 @@ import os
 import shlex
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ class Context:
         host: the machine in words.
         prior: attempts of the same run that a resumed run need not repeat.
         live: whether output is shown while it is written.
+        beside: cells that run at the same time; they share the cores.
     """
 
     run: str
@@ -55,8 +56,7 @@ class Context:
     host: Mapping[str, Any]
     prior: tuple[AttemptRecord, ...] = ()
     live: bool = False
-    beside: int = field(default=1)
-    """Cells that run at the same time; they share the cores."""
+    beside: int = 1
 
 
 def now() -> str:
@@ -106,7 +106,6 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
         "folder": str(folder),
         "observer": str(cell.backend.observer),
         "progress": cell.workload.progress,
-        "root": str(cell.workload.folder),
         "ranked": source.launch is not None,
         "faults": True,
     }

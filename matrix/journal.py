@@ -88,13 +88,12 @@ class RunRecord(Record):
     definition_path: str
     selection: str = ""
     plan: list[PlannedCell]
-    require: dict[str, list[str]] = {}
     references: dict[str, Reference] = {}
     """By workload, or by `workload/implementation` where an implementation has its own."""
     sources: dict[str, str] = {}
     """Text of every script in the plan, by `workload/file`."""
     host: dict[str, Any] = {}
-    """The machine in words: os, cpu, cores, memory_bytes, devices."""
+    """The machine in words: os, arch, cpu, cores, memory_bytes; and the interpreters, by backend."""
     notices: list[str] = []
 
 
@@ -106,7 +105,6 @@ class ResumeRecord(Record):
     tool: str
     selection: str = ""
     plan: list[PlannedCell]
-    require: dict[str, list[str]] = {}
     references: dict[str, Reference] = {}
     sources: dict[str, str] = {}
     notices: list[str] = []
@@ -380,7 +378,7 @@ def read(path: Path) -> Journal:
                     continue
                 try:
                     record = _parsed(text)
-                except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     damaged.append(f"line {number}: {type(error).__name__}")
                     continue
                 if isinstance(record, RunRecord):
@@ -398,7 +396,7 @@ def read(path: Path) -> Journal:
                     journal.run = journal.run.model_copy(
                         update={
                             name: getattr(record, name)
-                            for name in ("tool", "selection", "plan", "require", "references", "sources", "notices")
+                            for name in ("tool", "selection", "plan", "references", "sources", "notices")
                         }
                     )
                 elif isinstance(record, EndRecord):

@@ -14,12 +14,12 @@ class Accelerator:
 
     Attributes:
         name: the word on the matrix' `accelerator` axis.
-        about: one line for a listing.
+        about: what it is, for messages (`the machine has NVIDIA GPUs, but ...`).
         absent: says why this machine has no such device, or None when it has one (or may have: then the
             framework decides). It looks at device nodes and the like, never at a framework.
         count: how many such devices the machine has, or None when only the framework knows.
         environment: the variables that show a cell its first `devices` devices, by framework name.
-        owns: whether a device, as an observer describes it (see `matrix.inside`), is of this kind.
+        owns: whether a device, as the observers' `device` describes it (`inside/observe_torch.py`), is of this kind.
         shared: whether several devices of a cell are one piece of hardware, so that their speed says nothing.
     """
 

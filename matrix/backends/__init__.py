@@ -17,20 +17,16 @@ class Backend:
         name: the word on the matrix' `backend` axis.
         framework: the key under `implementations:` of a workload whose scripts it runs.
         distribution: the installed distribution that an interpreter must have (`torch`, `jax`).
-        module: the module whose import the probe tries.
-        about: one line for a listing.
         flags: names from a workload's `arguments:` that its cells switch on (`compile` for torch-compile).
         environment: variables that every cell of it gets.
-        observer: the file with `observe(settings)`, run inside the cell; it says what was seen of the truth.
-        probe: the file that the probe runs in the interpreter to ask what devices the framework sees.
+        observer: the file with `observe(after_import)`, run inside the cell; it says what was seen of the truth.
+        probe: the script that is run in its interpreter to ask which devices the framework sees.
         compiles: whether a cell is untrue when nothing was compiled.
     """
 
     name: str
     framework: str
     distribution: str
-    module: str
-    about: str
     observer: Path
     probe: Path
     flags: tuple[str, ...] = ()

@@ -6,8 +6,6 @@ BACKEND = Backend(
     name="jax",
     framework="jax",
     distribution="jax",
-    module="jax",
-    about="JAX",
     observer=INSIDE / "observe_jax.py",
     probe=INSIDE / "probe_jax.py",
 )

@@ -6,8 +6,6 @@ BACKEND = Backend(
     name="torch",
     framework="torch",
     distribution="torch",
-    module="torch",
-    about="PyTorch, eager",
     observer=INSIDE / "observe_torch.py",
     probe=INSIDE / "probe_torch.py",
 )

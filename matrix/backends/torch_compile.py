@@ -4,6 +4,4 @@ from dataclasses import replace
 
 from matrix.backends.torch import BACKEND as TORCH
 
-BACKEND = replace(
-    TORCH, name="torch-compile", about="PyTorch, torch.compile (Inductor)", flags=("compile",), compiles=True
-)
+BACKEND = replace(TORCH, name="torch-compile", flags=("compile",), compiles=True)

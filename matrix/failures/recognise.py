@@ -41,12 +41,10 @@ class _Link:
     frames: tuple[Mapping[str, Any], ...] = ()
     raised: bool = False
     code: str = ""
-    relation: str = ""
 
     @property
     def text(self) -> str:
-        text = self.message
-        return text if len(text) <= 2 * MAX_READ else f"{text[:MAX_READ]}\n{text[-MAX_READ:]}"
+        return _ends(self.message)
 
     @property
     def framework(self) -> bool:
@@ -56,6 +54,10 @@ class _Link:
         if not self.frames:
             return False
         return _package(self.frames[-1]) in FRAMEWORKS or not self.raised
+
+
+def _ends(text: str) -> str:
+    return text if len(text) <= 2 * MAX_READ else f"{text[:MAX_READ]}\n{text[-MAX_READ:]}"
 
 
 def _package(frame: Mapping[str, Any]) -> str:
@@ -140,7 +142,6 @@ def _links(chain: Sequence[Mapping[str, Any]]) -> Iterator[_Link]:
             frames=tuple(told.get("frames", ())),
             raised=bool(told.get("raised")),
             code=told.get("code", ""),
-            relation=told.get("relation", ""),
         )
         yield from quoted(link.message)
         yield link
@@ -156,9 +157,7 @@ _BEGIN = "Traceback (most recent call last):"
 
 def quoted(text: str) -> Iterator[_Link]:
     """The exception of the last traceback that a text quotes: of another process, a callback, a log."""
-    if len(text) > 2 * MAX_READ:
-        text = text[:MAX_READ] + "\n" + text[-MAX_READ:]
-    _, found, text = re.sub(r"(?m)^\[rank\d+\]: ?", "", text).rpartition(_BEGIN)
+    _, found, text = re.sub(r"(?m)^\[rank\d+\]: ?", "", _ends(text)).rpartition(_BEGIN)
     frames = list(_FRAME.finditer(text)) if found else []
     if not frames:
         return

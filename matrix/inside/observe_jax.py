@@ -7,8 +7,9 @@ user wrote the per-device program (`shard_map`, `pmap`), the computation says sh
 devices were given different data is seen in the arrays that are alive. After the second progress line the function is
 put back; only JAX's own listener for compilations stays.
 
-Private names used (verified with jax 0.10): `jax._src.compiler.compile_or_get_cached`, `jaxlib._jax.mlir`,
-`hlo_module_cost_analysis`. Whatever is missing is reported as not seen.
+Private names used (verified with jax 0.10): `jax._src.compiler.compile_or_get_cached`, `jax._src.monitoring`,
+`jax._src.xla_bridge.backends_are_initialized`, `jaxlib._jax.mlir` and `hlo_module_cost_analysis`.
+Whatever is missing is reported as not seen.
 """
 
 import hashlib
@@ -69,7 +70,7 @@ class Program:
         if self.found is None:
             self.found, functions, met = [], self.functions(), set()
             # The older partitioner marks per-device code by calls at its borders, and outlines it.
-            everywhere = "SPMDFullToShardShape" in str(self.computation) if "main" in functions else False
+            everywhere = "SPMDFullToShardShape" in str(self.computation)
 
             def visit(operation, manual):
                 for region in operation.regions:

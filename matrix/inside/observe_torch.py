@@ -10,7 +10,8 @@ script loads Dynamo: a compiled module must not see one. After that, Dynamo's ow
 
 Private names used (verified with torch 2.13): `torch.autograd._engine_run_backward`, `Node._input_metadata`,
 `Node._raw_saved_*`, `SavedTensor.unpack_hook`, `torch._dynamo.utils.counters` and `get_compilation_metrics`,
-`torch._C._len_torch_dispatch_stack`, `set_eval_frame` and `set_code_exec_strategy` of `torch._C._dynamo.eval_frame`.
+`torch._C._len_torch_dispatch_stack`, `torch._C._functorch.peek_interpreter_stack`, `Module._parameters`, and of
+`torch._C._dynamo.eval_frame` `set_eval_frame`, `set_code_exec_strategy` and, in older versions, `skip_code`.
 Whatever is missing is reported as not seen.
 """
 

@@ -7,7 +7,7 @@ def main():
     import jax
     from jax.extend import backend
 
-    found = {"version": jax.__version__, "runtime": None, "devices": {}, "kinds": []}
+    found = {"version": jax.__version__, "devices": {}, "kinds": []}
     default = jax.default_backend()  # initialises every platform that is there
     for name, client in backend.backends().items():
         version = client.platform_version.lower()

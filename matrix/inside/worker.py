@@ -6,15 +6,18 @@ exceptions, exit codes; nothing of this package is importable.
 
 What happens is written as JSON lines to `rank-N.events` in the attempt's folder:
 
-    start      the process began: pid, host, rank, interpreter
-    progress   a progress line was written: time, step, loss, units, graphs compiled so far
+    start      the process began: pid, host, interpreter and its version
+    progress   a progress line was written: when, step, loss, units, graphs compiled so far
     eval       the closing evaluation was written
     seen       what the observer of the framework saw of devices and data (see `observe_torch.py`, `observe_jax.py`)
-    exception  the script raised: type, message, frames
-    end        the script came to its end: peak memory
+    exception  the script raised: what `describe` says of it
+    exit       the script ended itself: its exit code, and for one other than 0 the same
+    end        the script came to its end: peak memory, graphs
     blind      what the script does could not be observed, and why
 
 Times are seconds of CLOCK_MONOTONIC, which all processes of one host share.
+
+Private names used: `threading._shutdown`, `multiprocessing.spawn.get_preparation_data`.
 """
 
 import os
@@ -271,7 +274,7 @@ def load(path):
 
 
 @library()
-def describe(error, root):
+def describe(error):
     """What an exception says, as data: the chain, outermost first, and the traceback as Python prints it.
 
     Each link has its type and bases, message, frames (outermost first), `raised` (whether a `raise` or `assert` of
@@ -313,7 +316,7 @@ def describe(error, root):
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception as broken:
         text = f"<the traceback cannot be formatted: {type(broken).__name__}>"
-    return {"chain": chain, "traceback": shorten(text), "root": root}
+    return {"chain": chain, "traceback": shorten(text)}
 
 
 def frames_of(error):
@@ -495,13 +498,13 @@ def work(settings, settings_file):
         run_script(settings["script"], settings["arguments"])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
-        told = describe(error, settings["root"]) if code else {}
+        told = describe(error) if code else {}
         events.emit("exit", code=code, **told)
         wait_for_threads()
         finish()
         raise
     except BaseException as error:
-        events.emit("exception", **describe(error, settings["root"]))
+        events.emit("exception", **describe(error))
         finish()
         hook = sys.excepthook
         sys.excepthook = lambda kind, error, trace: hook(

@@ -62,7 +62,7 @@ class Observation:
         started: CLOCK_MONOTONIC when the command was started.
         duration_s: wall-clock time until nothing was left of it.
         code: exit code of the command; negative for a signal; None when it was ended by us.
-        ended_by: why we ended it: `timeout`, `hang`, `untrue`, `interrupt`, or None.
+        ended_by: why we ended it: `timeout`, `hang`, `untrue`, or None.
         events: the events of each rank, in order.
         stacks: of ranks that hung, their Python stacks.
         logs: log files, by rank ("launcher" for the command's own output).
@@ -151,9 +151,6 @@ def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
         seen.started = time.monotonic()
         _tell(supervisor, json.dumps(task))
         messages = _follow(order, seen, files, supervisor, untrue)
-    except KeyboardInterrupt:
-        seen.ended_by = "interrupt"
-        raise
     finally:
         _release(supervisor)
         for name in names:  # one that was killed could not remove its pipes

@@ -482,7 +482,7 @@ class Told:
                     try:
                         globals()["case_%d" % number]()
                     except BaseException as error:
-                        told = worker.describe(error, None)["chain"]
+                        told = worker.describe(error)["chain"]
                     else:
                         told = []
                     with open("told", "a") as file:

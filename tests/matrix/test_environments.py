@@ -32,8 +32,6 @@ def toy_backend(site: Path) -> Backend:
         name="toy",
         framework="toy",
         distribution="toyframe",
-        module="toyframe",
-        about="",
         observer=site / "toy_observer.py",
         probe=site / "toy_probe.py",
     )

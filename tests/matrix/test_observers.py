@@ -515,7 +515,6 @@ def by_hand(folder: Path, script: Path, arguments: list[str], framework: str, ra
             "folder": str(folder),
             "observer": str(INSIDE / f"observe_{framework}.py"),
             "progress": None,
-            "root": str(folder),
             "ranked": ranked,
             "faults": False,
         }

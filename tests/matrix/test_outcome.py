@@ -55,7 +55,7 @@ def end() -> Event:
 def raised(cell: Cell, kind: str, message: str, time: float = 5.0, at: int = 2) -> Event:
     frame = {"file": str(cell.workload.folder / "train.py"), "line": at, "function": "<module>", "module": "__main__"}
     link = {"type": kind, "bases": [kind], "message": message, "frames": [frame], "raised": False, "code": ""}
-    return {"event": "exception", "time": time, "chain": [link], "traceback": f"{kind}: {message}", "root": ""}
+    return {"event": "exception", "time": time, "chain": [link], "traceback": f"{kind}: {message}"}
 
 
 def judge(cell: Cell, events: dict[int, list[Event]] | list[Event], code: int | None = 0, **more: Any) -> Judged:

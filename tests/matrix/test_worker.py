@@ -104,7 +104,6 @@ class Place:
             "folder": str(self.settings),
             "observer": str(observer),
             "progress": None,
-            "root": str(self.folder),
             "ranked": False,
             "faults": True,
             **settings,

@@ -24,7 +24,7 @@ FRAMEWORK = {
         from matrix.backends import Backend
         HERE = Path(__file__).parent
         BACKEND = Backend(
-            name="toy", framework="toy", distribution="toyframe", module="toyframe", about="for tests",
+            name="toy", framework="toy", distribution="toyframe",
             observer=HERE / "toy_observer.py", probe=HERE / "toy_probe.py",
         )
         """,

@@ -4,4 +4,4 @@ from dataclasses import replace
 
 from matrix.backends.jax import BACKEND as JAX
 
-BACKEND = replace(JAX, name="jax-nojit", about="JAX, op by op", environment={"JAX_DISABLE_JIT": "1"})
+BACKEND = replace(JAX, name="jax-nojit", environment={"JAX_DISABLE_JIT": "1"})
