@@ -12,10 +12,13 @@ from matrix.truth import Finding, Seen
 PRECISIONS = ("f16", "bf16", "tf32", "ieee-f32", "ieee-f64")
 """Effective matmul precisions, the coarsest first."""
 
-_BY_DTYPE = {
-    "float16": "f16", "f16": "f16", "bfloat16": "bf16", "bf16": "bf16",
-    "float32": "ieee-f32", "f32": "ieee-f32", "float64": "ieee-f64", "f64": "ieee-f64",
+BY_DTYPE = {
+    "float16": "f16", "f16": "f16", "fp16": "f16", "half": "f16",
+    "bfloat16": "bf16", "bf16": "bf16",
+    "float32": "ieee-f32", "f32": "ieee-f32", "fp32": "ieee-f32", "float": "ieee-f32",
+    "float64": "ieee-f64", "f64": "ieee-f64", "fp64": "ieee-f64", "double": "ieee-f64",
 }  # fmt: skip
+"""The matmul precision that a dtype has where nothing lowers it."""
 
 
 def precision(seen: Iterable[Seen], accelerator: str) -> str | None:
@@ -30,7 +33,7 @@ def precision(seen: Iterable[Seen], accelerator: str) -> str | None:
         dtypes = list(each.get("dtypes", {})) or list(each.get("parameter_dtypes", ()))
         for word in dtypes:
             dtype, _, asked = word.partition("/")
-            name = _BY_DTYPE.get(dtype)
+            name = BY_DTYPE.get(dtype)
             if name == "ieee-f32":
                 if each.get("framework") == "jax":
                     name = _jax_float32(asked or "DEFAULT", accelerator)

@@ -13,14 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from matrix.backends import Backend
-from matrix.errors import UsageError
+from matrix.errors import UsageError, nearest
 
 PROBE_S = 180.0  # the first import of a framework on a cold disk takes a minute; a driver that hangs takes for ever
 
@@ -78,8 +78,6 @@ def parse_python_options(options: Iterable[str], backends: Mapping[str, Backend]
     Raises:
         UsageError: not of that form, an unknown backend, or no such interpreter.
     """
-    from matrix.errors import nearest
-
     chosen = {}
     for option in options:
         name, equals, path = option.partition("=")
@@ -140,9 +138,7 @@ def find(
         interpreter = picked[backend.name]
         if interpreter.path is not None:
             probe, trouble = said[interpreter.path, str(backend.probe)]
-            interpreter = Interpreter(
-                interpreter.path, interpreter.origin, interpreter.python, interpreter.packages, probe, trouble
-            )
+            interpreter = replace(interpreter, probe=probe, trouble=trouble)
         found[backend.name] = interpreter
     return found
 
@@ -190,7 +186,7 @@ class _Children:
             return {}, f"did not answer within {PROBE_S:.0f} s"
         finally:
             self.end(child)
-        said = _last_word(err)
+        said = _last_line(err)
         if child.returncode < 0:
             return {}, f"died of signal {-child.returncode}" + (f": {said}" if said else "")
         if child.returncode:
@@ -214,13 +210,13 @@ class _Children:
                 os.killpg(child.pid, signal.SIGKILL)
 
 
-def _last_word(text: str) -> str:
+def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1][:500] if lines else ""
 
 
 def host() -> dict[str, Any]:
-    """The machine in words: os, cpu model, cores that may be used, memory in bytes, devices seen."""
+    """The machine in words: os, cpu model, cores that may be used, memory in bytes."""
     return {
         "os": f"{platform.system()} {platform.release()}",
         "arch": platform.machine(),

@@ -116,9 +116,8 @@ def current(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
 
 
 def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:
-    correctness = [a for a in attempts if a.phase == "correctness"]
     final: dict[str | None, AttemptRecord] = {}  # of each source, the last attempt that came to a result
-    for attempt in correctness:
+    for attempt in (a for a in attempts if a.phase == "correctness"):
         if attempt.outcome in ("pass", "fail") or attempt.source not in final:
             final[attempt.source] = attempt
     results = list(final.values())
@@ -127,18 +126,12 @@ def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verd
         return "error", errors[-1].reason or "the tool failed", errors[-1]
     executed = [a for a in results if a.evidence == "executed" and a.outcome in ("pass", "fail")]
     passed = [a for a in executed if a.outcome == "pass"]
-    for attempt in passed:
-        if attempt.role == "baseline":
-            flaw = _measured_wrong(attempts, attempt)
-            if flaw:
-                return "broken", flaw.failure.message if flaw.failure else "failed when measured", flaw
-            return _passed("as-is", cell, attempt)
     if passed:
-        attempt = passed[-1]
+        attempt = next((a for a in passed if a.role == "baseline"), passed[-1])
         flaw = _measured_wrong(attempts, attempt)
         if flaw:
             return "broken", flaw.failure.message if flaw.failure else "failed when measured", flaw
-        return _passed("ported", cell, attempt)
+        return _passed("as-is" if attempt.role == "baseline" else "ported", cell, attempt)
     if errors:
         return "error", errors[-1].reason or "the tool failed", errors[-1]
     if executed:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from matrix import accelerators, backends, journal, workload
 from matrix.accelerators import Accelerator
+from matrix.accuracy import BY_DTYPE, tolerance
 from matrix.backends import Backend
 from matrix.definition import AXES, Definition, Run
 from matrix.errors import UsageError, nearest
@@ -19,23 +20,6 @@ from matrix.workload import Implementation, Source, Workload, matches
 from matrix.yamlfile import Location, shown
 
 MAX_CELLS = 100_000
-PRECISIONS = {
-    "float64": "ieee-f64",
-    "double": "ieee-f64",
-    "f64": "ieee-f64",
-    "fp64": "ieee-f64",
-    "float32": "ieee-f32",
-    "float": "ieee-f32",
-    "f32": "ieee-f32",
-    "fp32": "ieee-f32",
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "float16": "f16",
-    "half": "f16",
-    "f16": "f16",
-    "fp16": "f16",
-}
-"""The matmul precision that a dtype has where nothing lowers it."""
 
 
 @dataclass(frozen=True)
@@ -311,12 +295,11 @@ class _Planner:
                 raise self.definition.error(message, self.setting(cell, overrides, *phase, "steps"))
         if reference and "dtype" in job.arguments:
             place = self.setting(cell, overrides, "dtype")
-            precision = PRECISIONS.get(run.dtype)
+            precision = BY_DTYPE.get(run.dtype)
             if precision is None:
-                hint = nearest(run.dtype, PRECISIONS)
+                hint = nearest(run.dtype, BY_DTYPE)
                 raise self.definition.error(f"unknown dtype {shown(run.dtype)}: {hint}", place)
-            weaker = "ieee-f32" if precision == "ieee-f64" else precision  # what holds in float32 holds in float64
-            if not {precision, weaker} & set(reference.tolerance):
+            if tolerance(reference, precision) is None:
                 there = ", ".join(reference.tolerance)
                 message = f"dtype {run.dtype} needs a tolerance for {precision}, but {job.name} has only {there}"
                 raise self.definition.error(message, place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le, MinLen
@@ -40,14 +39,8 @@ class Section(BaseModel):
             known = [each.alias or name for name, each in cls.model_fields.items()]
             for key in data:
                 if key not in known:
-                    raise unknown("key", key, known)
+                    raise wrong(f"unknown key {shown(key)}: {nearest(key, known)}", part=key, type_="unknown_key")
         return data
-
-
-def unknown(what: str, word: str, valid: Iterable[str]) -> PydanticCustomError:
-    """The error of a validator that met an unknown `what`; of a "key", the place is the key's."""
-    text = f"unknown {what} {shown(word)}: {nearest(word, valid)}"
-    return wrong(text, part=word, type_="unknown_key" if what == "key" else "unknown_word")
 
 
 def wrong(text: str, part: int | str | None = None, type_: str = "wrong") -> PydanticCustomError:

@@ -13,6 +13,7 @@ from annotated_types import MinLen
 from pydantic import BeforeValidator, Field
 
 from matrix import accelerators, backends
+from matrix.accuracy import PRECISIONS
 from matrix.errors import UsageError, nearest
 from matrix.journal import Layout, Reference
 from matrix.schema import Match, Plain, Positive, Section, Text, Word, validate
@@ -22,7 +23,6 @@ SHIPPED = Path(__file__).parent.parent / "workloads"
 FILE = "workload.yaml"
 LAUNCHERS = ("torchrun",)
 """What can start a script that does not start as one process."""
-PRECISIONS = ("ieee-f64", "ieee-f32", "tf32", "bf16", "f16")
 PROPERTIES = ("strategy", "devices", "nodes")
 """What a matcher can name besides axes: the properties of a layout."""
 PASSED_SETTINGS = ("steps", "size", "seed", "dtype", "log_every")
@@ -76,7 +76,6 @@ class Workload:
 
     name: str
     folder: Path
-    about: str
     unit: str
     implementations: Mapping[str, Implementation]
     arguments: Mapping[str, str]
@@ -111,7 +110,7 @@ Tolerance = Annotated[Positive, BeforeValidator(_number)]
 class _Reference(Section):
     file: Text
     holds_for: dict[Literal["size", "seed", "dtype"], Plain] = Field(default_factory=dict)
-    tolerance: Annotated[dict[Literal[PRECISIONS], Tolerance], MinLen(1)]  # type: ignore[valid-type]
+    tolerance: Annotated[dict[Literal[PRECISIONS[::-1]], Tolerance], MinLen(1)]  # type: ignore[valid-type]
 
 
 class _Implementation(Section):
@@ -175,7 +174,6 @@ def load(folder: Path) -> Workload:
     return Workload(
         name=folder.absolute().name,
         folder=folder.absolute(),
-        about=model.about,
         unit=model.unit,
         implementations=implementations,
         arguments=model.arguments,

@@ -1,7 +1,7 @@
 """The causes of failure: what each means and what a user can do; and signatures that group equal failures.
 
-Silent causes are found by `matrix.truth` and `matrix.accuracy`, those of a process's end by `matrix.outcome`;
-those that an exception shows are recognised by `matrix.recognise`.
+Silent causes are found by `matrix.truth` and `matrix.accuracy`, those of a process's end by
+`matrix.failures.death`; those that an exception shows are recognised by `matrix.failures.recognise`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What exceptions say, and the cause that it shows: the tables that `matrix.recognise` goes through.
+"""What exceptions say, and the cause that it shows: the tables that `recognise` goes through.
 
 Who speaks decides what words mean: from torch "shape mismatch" is about tensors, from a script it can be about
 anything. So the wordings stand in tables by speaker:

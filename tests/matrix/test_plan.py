@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from matrix import workload as workloads
+from matrix.accuracy import BY_DTYPE, PRECISIONS
 from matrix.definition import load
 from matrix.errors import UsageError
 from matrix.journal import Expectation, Layout, PlannedCell
-from matrix.plan import PRECISIONS, Plan, plan
+from matrix.plan import Plan, plan
 
 HEAD = """\
 matrix:
@@ -415,7 +415,7 @@ def test_the_shipped_definitions_plan() -> None:
 
 
 def test_dtypes_name_only_precisions_that_a_tolerance_can_have() -> None:
-    assert set(PRECISIONS.values()) <= set(workloads.PRECISIONS)
+    assert set(BY_DTYPE.values()) <= set(PRECISIONS)
 
 
 def test_a_reference_holds_for_the_settings_it_was_made_with(planned: Planned) -> None:
