@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from matrix import judge
+from matrix import version
 from matrix.errors import ToolError, UsageError
 
 
@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = parser.parse_known_args(words)
     if rest and options.command != "run":
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    from matrix import judge  # not before the words are understood: `--help` need not wait for pydantic
+
     try:
         code: int = options.action(options, rest)
         return code
@@ -40,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="portmatrix",
         description="Does this training code run on other hardware, what has to change, and how fast is it there?",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, help: str, action: object) -> argparse.ArgumentParser:
@@ -90,12 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     command("schema", "Print the JSON Schema of a definition, for editors.", _schema)
     command("causes", "List the causes of failure: what happened, and what to do.", _causes)
     return parser
-
-
-def _version() -> str:
-    from matrix.session import tool_version
-
-    return tool_version()
 
 
 def _workers(text: str) -> int:

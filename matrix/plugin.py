@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
 from matrix.plan import Cell, Plan
 from matrix.session import Session
+from matrix.terminal import Progress, cell_of
 
 MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"
 WORKERINPUT = "portmatrix"
@@ -126,14 +128,14 @@ class DefinitionFile(pytest.File):
             yield item
 
 
+@dataclass(frozen=True)
 class State:
     """What the plugin knows in this process: the controller's session, or what a worker was told."""
 
-    def __init__(self, plan: Plan, context: Context, budget_end: float | None, controller: Session | None):
-        self.plan = plan
-        self.context = context
-        self.budget_end = budget_end
-        self.controller = controller
+    plan: Plan
+    context: Context
+    budget_end: float | None
+    controller: Session | None
 
 
 STATE = pytest.StashKey[State]()
@@ -174,7 +176,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 class Controller:
     """What only the controller does: write the journal, measure, report progress."""
 
-    def __init__(self, controlled: Session, progress: Any):
+    def __init__(self, controlled: Session, progress: Progress):
         self.session = controlled
         self.progress = progress
         self.trouble: str | None = None
@@ -286,8 +288,6 @@ def run(controlled: Session, arguments: list[str]) -> int:
     Returns:
         The exit code, by `matrix.judge`; 130 when interrupted, 2 for arguments that pytest refuses.
     """
-    from matrix.terminal import Progress
-
     options = controlled.options
     progress = Progress(controlled)
     budget_end = time.monotonic() + 60 * options.budget_min if options.budget_min is not None else None
@@ -328,11 +328,6 @@ def _beside(workers: int) -> list[str]:
     """Arguments of pytest-xdist for cells side by side. `-P`: modules in the working directory are the user's."""
     python = shlex.quote(sys.executable)
     return ["--dist=load", "--maxschedchunk=1", f"--tx={workers}*popen//python={python} -P"]
-
-
-def cell_of(nodeid: str) -> str:
-    """The id of the cell of an item."""
-    return nodeid.partition("::")[2]
 
 
 def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:

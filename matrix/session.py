@@ -8,14 +8,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from matrix import definition, environments, journal, judge, keys, plan
+from matrix import definition, environments, journal, judge, keys, plan, version
 from matrix.attempt import Context, now
+from matrix.backends import available
 from matrix.environments import Interpreter
 from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord, EndRecord, ProofRecord, ResumeRecord, RunRecord
@@ -40,13 +40,6 @@ class Options:
     measure: bool = True
 
 
-def tool_version() -> str:
-    try:
-        return version("portmatrix")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+unknown"
-
-
 def make_plan(options: Options) -> Plan:
     """The selected cells of the definition."""
     found = plan.plan(definition.load(options.definition))
@@ -55,8 +48,6 @@ def make_plan(options: Options) -> Plan:
 
 def ask(options: Options, planned: Plan) -> dict[str, Interpreter]:
     """The interpreters of the plan's backends, and what they say of themselves."""
-    from matrix.backends import available
-
     backends = {cell.backend.name: cell.backend for cell in planned.cells}
     chosen = environments.parse_python_options(options.python, available())
     named = {name: planned.definition.interpreter(name) for name in backends}
@@ -132,7 +123,7 @@ class Session:
         cells = self._every_cell({cell.cell for cell in earlier.run.plan}) if earlier else self.plan.cells
         common: dict[str, Any] = {
             "started": now(),
-            "tool": tool_version(),
+            "tool": version(),
             "selection": self.plan.selection,
             "plan": [cell.planned() for cell in cells],
             "references": _references(cells),
@@ -172,7 +163,7 @@ class Session:
             host=self.host,
             prior=prior,
             live=self.options.live,
-            beside=max(1, self.options.workers),
+            beside=self.options.workers,
         )
 
     def record(self, attempt: AttemptRecord) -> AttemptRecord:
@@ -265,6 +256,6 @@ def unpack(text: str) -> tuple[Plan, Context]:
         interpreters={name: Interpreter(**each) for name, each in data["interpreters"].items()},
         host=data["host"],
         prior=tuple(a for a in attempts if a.machine == data["machine"]),
-        beside=max(1, data["workers"]),
+        beside=data["workers"],
     )
     return planned, context

@@ -1,4 +1,8 @@
-"""What a person sees of a run: a line for each cell, a status line on a terminal, a summary at the end."""
+"""What a person sees of a run: a line for each cell, a status line on a terminal, a summary at the end.
+
+Private names of pytest used (verified with pytest 9.2): `_pytest._io.TerminalWriter`, and
+`_pytest.terminal.TerminalReporter` with the methods that are overridden here, `_add_stats` and `_session`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from matrix import judge
 from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
 from matrix.plan import Cell
-from matrix.plugin import cell_of
 from matrix.session import Session
 
 MAX_DETAILS = 40  # lines of a failure; the journal has the rest
@@ -106,9 +109,7 @@ class Progress:
         manager.register(Quiet(config, sys.stdout), "terminalreporter")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if hasattr(session.config, "workerinput"):
-            return
-        self.total = len(session.items) or self.total
+        self.total = len(session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
@@ -249,6 +250,11 @@ class Progress:
         minutes, seconds = divmod(round(time.monotonic() - self.started), 60)
         self._say(f"{len(verdicts)} cells: {words}; {executed} executed; {meaning}; {minutes} min {seconds:02} s")
         self._say(f"results: {self.session.folder}")
+
+
+def cell_of(nodeid: str) -> str:
+    """The id of the cell of an item."""
+    return nodeid.partition("::")[2]
 
 
 def _plain(text: str) -> str:
