@@ -155,6 +155,8 @@ def missing(
         absent = [step for step in due if step not in reported]
         if absent and last < due[-1]:
             return Finding("incomplete", f"ended after step {last} of {steps}")
+        if last >= first + steps:
+            return Finding("wrong-result", f"went on to step {last}, although {steps} steps were asked for")
         if absent:
             return Finding("incomplete", f"printed no line for step {absent[0]} ({len(absent)} of {len(due)} missing)")
     if reference is not None and reference.eval is not None and evaluation is None:

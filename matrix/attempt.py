@@ -154,7 +154,7 @@ def script_arguments(cell: Cell, steps: int, log_every: int) -> list[str]:
     words: list[str] = []
     for name, flag in cell.workload.arguments.items():
         if name in values:
-            words += [flag, str(values[name])]
+            words += [flag + str(values[name])] if flag.endswith("=") else [flag, str(values[name])]
         elif name in cell.backend.flags:
             words.append(flag)
     return words + cell.arguments

@@ -64,6 +64,7 @@ def check_truth(cell: Cell, seen: Observation) -> truth.Truth:
         cell.accelerator.owns,
         cell.backend.compiles,
         truth.units_per_step(seen.of("progress", seen.reporter)),
+        2 if cell.workload.unit == "tokens" else 1,
     )
 
 

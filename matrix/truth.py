@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from operator import mul
 from typing import Any
 
@@ -70,6 +70,7 @@ def check(
     owns: Callable[[Mapping[str, Any]], bool],
     must_compile: bool,
     units_per_step: float | None,
+    dimensions: int = 2,
 ) -> Truth:
     """Hold what the ranks reported against what their cell promises.
 
@@ -81,6 +82,7 @@ def check(
         owns: whether a described device is of that accelerator.
         must_compile: whether the backend is one that compiles.
         units_per_step: examples or tokens of one step over all devices, from the progress lines.
+        dimensions: how many leading sizes of a value make up such a unit: 1 for examples, 2 for tokens.
     """
     if not ranks:
         return Truth(Unseen("no process of the cell reported what it did"), None, "")
@@ -97,7 +99,7 @@ def check(
     problem = (
         _device(devices, target, owns, ranks)
         or _idle(used, layout)
-        or _strategy(ranks, layout, units_per_step)
+        or _strategy(ranks, layout, units_per_step, dimensions)
         or (_compiled(ranks) if must_compile else None)
     )
     return Truth(problem, used, kind)
@@ -159,20 +161,24 @@ def _idle(used: int, layout: Layout) -> Finding | None:
     return None
 
 
-def _strategy(ranks: Mapping[int, Seen], layout: Layout, units: float | None) -> Finding | Unseen | None:
+def _strategy(
+    ranks: Mapping[int, Seen], layout: Layout, units: float | None, dimensions: int
+) -> Finding | Unseen | None:
     n = layout.nodes * layout.devices
     if n == 1:
         return None
     if layout.strategy == "data":
-        return _split(ranks, n, units, required=True)
+        return _split(ranks, n, units, dimensions, required=True)
     if layout.strategy in ("fully-sharded", "tensor", "hybrid"):
         return _sharded(ranks, n, layout.strategy) or (
-            _split(ranks, n, units, required=False) if layout.strategy == "fully-sharded" else None
+            _split(ranks, n, units, dimensions, required=False) if layout.strategy == "fully-sharded" else None
         )
     return None
 
 
-def _split(ranks: Mapping[int, Seen], n: int, units: float | None, required: bool) -> Finding | Unseen | None:
+def _split(
+    ranks: Mapping[int, Seen], n: int, units: float | None, dimensions: int, required: bool
+) -> Finding | Unseen | None:
     """The data-parallel rule: inputs differ, and each device does 1/n."""
     gradients = {f"rank {rank}": seen["fingerprint"] for rank, seen in ranks.items() if seen.get("fingerprint")}
     fed = {f"rank {rank}": seen["inputs"] for rank, seen in ranks.items() if seen.get("inputs")}
@@ -183,13 +189,16 @@ def _split(ranks: Mapping[int, Seen], n: int, units: float | None, required: boo
             if count > 1:
                 same = [name for name, each in prints.items() if each == value]
                 return Finding("replicated-work", f"{', '.join(same)} {words}")
+    shared = _same_rows(ranks)
+    if shared is not None:
+        return shared
     shares = [seen["work_share"] for seen in ranks.values() if seen.get("work_share") is not None]
     if shares and max(shares) > (1 + 1 / n) / 2:
         return Finding(
             "replicated-work",
             f"each device does {max(shares):.0%} of the step's FLOPs; split over {n} it would do {1 / n:.0%}",
         )
-    batches = [_batch(seen, units, n) for seen in ranks.values()]
+    batches = [_batch(seen, units, n, dimensions) for seen in ranks.values()]
     if "whole" in batches:
         return Finding(
             "replicated-work",
@@ -205,7 +214,25 @@ def _split(ranks: Mapping[int, Seen], n: int, units: float | None, required: boo
     )
 
 
-def _batch(seen: Seen, units: float | None, n: int) -> str | None:
+def _same_rows(ranks: Mapping[int, Seen]) -> Finding | None:
+    """Two devices whose batches hold mostly the same rows, in whatever order, in every tensor that they were fed.
+
+    One tensor alone may well be the same everywhere: a mask, a frozen weight.
+    """
+    fed = {name or f"rank {rank}": rows for rank, seen in ranks.items() for name, rows in seen.get("rows", {}).items()}
+    for (one, left), (other, right) in combinations(fed.items(), 2):
+        if not left or len(left) != len(right):
+            continue
+        common = [
+            len(set(a) & set(b)) / min(len(set(a)), len(set(b))) if a and b else 0.0
+            for a, b in zip(left, right, strict=True)
+        ]
+        if min(common) > MAJORITY:
+            return Finding("replicated-work", f"{one} and {other} were fed the same rows: {min(common):.0%} of a batch")
+    return None
+
+
+def _batch(seen: Seen, units: float | None, n: int, dimensions: int) -> str | None:
     """Whether the leading sizes of most values show 1/n of the batch (`part`) or all of it (`whole`)."""
     if not units or not seen.get("shapes"):
         return None
@@ -215,7 +242,7 @@ def _batch(seen: Seen, units: float | None, n: int) -> str | None:
     part = whole = 0
     for shape in seen["shapes"]:
         if tuple(shape) not in parameters:
-            sizes = set(accumulate(shape, mul))  # (batch, time, ...): batch * time are the tokens
+            sizes = set(accumulate(shape[:dimensions], mul))  # (batch, time, ...): batch * time are the tokens
             part += there / n in sizes
             whole += there in sizes and there / n not in sizes
     if part == whole:

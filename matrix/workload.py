@@ -23,6 +23,8 @@ SHIPPED = Path(__file__).parent.parent / "workloads"
 FILE = "workload.yaml"
 LAUNCHERS = ("torchrun",)
 """What can start a script that does not start as one process."""
+FLAG = re.compile(r"-[!-~]*|\+{0,2}[\w.@/-]+=")
+"""`--steps` takes its value as the next word, `--steps=` and `trainer.steps=` in the same."""
 PROPERTIES = ("strategy", "devices", "nodes")
 """What a matcher can name besides axes: the properties of a layout."""
 PASSED_SETTINGS = ("steps", "size", "seed", "dtype", "log_every")
@@ -104,7 +106,8 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
 
 
-Tolerance = Annotated[Positive, BeforeValidator(_number)]
+Tolerance = Annotated[Positive, Field(lt=1), BeforeValidator(_number)]
+"""Relative; one of 1 and more would let everything pass."""
 
 
 class _Reference(Section):
@@ -232,8 +235,9 @@ def _check_arguments(document: Document, arguments: Mapping[str, str]) -> None:
         if name not in PASSED_SETTINGS and name not in flags:
             hint = nearest(name, [*PASSED_SETTINGS, *flags])
             raise document.error(f"unknown setting {shown(name)}: {hint}", ("arguments", name), key=True)
-        if not flag.startswith("-") or not flag.isprintable() or " " in flag:
-            raise document.error(f"expected a flag such as --steps, got {shown(flag)}", ("arguments", name))
+        if not FLAG.fullmatch(flag):
+            message = f"expected a flag such as --steps, or a key such as trainer.steps=, got {shown(flag)}"
+            raise document.error(message, ("arguments", name))
 
 
 def _progress(document: Document, pattern: str) -> str | None:

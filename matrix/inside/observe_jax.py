@@ -19,6 +19,7 @@ import sys
 COMPILED = "/jax/core/compile/backend_compile_duration"
 MATMUL = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
 PRECISION = re.compile(r"precision<(\w+)>|\b(DEFAULT|HIGHEST|HIGH)\b")
+MAX_ROWS, ROW_ELEMENTS = 4096, 8  # of an array whose rows are hashed each: at most, at least
 HASHED = 65_536  # elements of an array's shard that are hashed
 SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 SHORT |= {"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "i1": "bool"}
@@ -200,6 +201,7 @@ class Observer:
                 work[device] = work.get(device, 0.0) + program.flops
         arrays = self.arrays()
         parameters, whole = self.parameters(arrays, step)
+        fed, rows = self.fed(arrays, step)
         devices = [
             self.device(device) | {"parameter_bytes": parameters.get(device, 0), "work": work.get(device, 0.0)}
             for device in {*parameters, *work}
@@ -232,7 +234,8 @@ class Observer:
             "shapes": sorted(shapes)[:256],
             "shapes_over": 1 if manual else len(step.devices),
             "parameter_shapes": sorted({shape_of(each)[0] for each in step.updates})[:512],
-            "fed": self.fed(arrays, step),
+            "fed": fed,
+            "rows": rows,
             "dtypes": dtypes,
             "parameter_dtypes": sorted({shape_of(each)[1] for each in step.updates}),
             "matmul_precision": {"matmul": str(jax.config.jax_default_matmul_precision)},
@@ -256,10 +259,11 @@ class Observer:
         return held, whole
 
     def fed(self, arrays, step):
-        """By device, a hash of the data that the step gets there: its inputs that it does not give out again."""
+        """By device, a hash of the data that the step gets there, its inputs that it does not give out again; and
+        hashes of the rows of each of them that is a batch."""
         import numpy
 
-        found = {}
+        found, rows = {}, {}
         for array in self.of_types(arrays, {each for each in step.inputs if "x" in each} - step.updates):
             if array.sharding.is_fully_replicated and len(array.sharding.device_set) > 1:
                 continue
@@ -267,7 +271,11 @@ class Observer:
                 part = numpy.asarray(shard.data).reshape(-1)[:HASHED]
                 if part.size and (part != part[0]).any():
                     found.setdefault(str(shard.device), set()).add(hashlib.sha256(part.tobytes()).hexdigest()[:16])
-        return {device: " ".join(sorted(hashes)) for device, hashes in found.items()}
+                if shard.data.ndim > 1 and 2 <= shard.data.shape[0] <= MAX_ROWS and shard.data[0].size >= ROW_ELEMENTS:
+                    whole = numpy.asarray(shard.data).reshape(shard.data.shape[0], -1)[:, :MAX_ROWS]
+                    telling = {hashlib.sha256(row.tobytes()).hexdigest()[:12] for row in whole if (row != row[0]).any()}
+                    rows.setdefault(str(shard.device), []).append(sorted(telling))
+        return {device: " ".join(sorted(hashes)) for device, hashes in found.items()}, rows
 
     def of_types(self, arrays, types):
         wanted = {(shape, SHORT.get(dtype, dtype)) for shape, dtype in map(shape_of, types)}

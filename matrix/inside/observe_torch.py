@@ -27,6 +27,8 @@ REPEATS = 2  # of them in a row that reach no parameter of a shape that was not 
 MANY = 50  # calls after which nothing new is waited for
 HASHED = 65_536  # elements of a tensor that are hashed
 LEAVES = 4  # parameters whose gradients are hashed
+MAX_ROWS, ROW_ELEMENTS = 4096, 8  # of a tensor whose rows are hashed each: at most, at least
+MAX_BATCHES = 8  # tensors whose rows are hashed
 MATMUL = (
     "mm", "linear", "conv", "attention", "compiledfunction", "matmul", "mv", "dot", "rnn", "lstm", "gru", "einsum",
 )  # fmt: skip
@@ -55,6 +57,17 @@ def digest(tensors):
     return found.hexdigest()[:16] if telling else None
 
 
+def row_digests(tensor):
+    """Hashes of a batch's rows, in no order; None for what has no rows that tell examples apart."""
+    mine = tensor.detach()
+    if mine.dim() < 2 or not 2 <= mine.size(0) <= MAX_ROWS or mine[0].numel() < ROW_ELEMENTS:
+        return None
+    rows = mine.reshape(mine.size(0), -1)[:, :MAX_ROWS].cpu()
+    rows = rows.double() if rows.is_floating_point() else rows.long()
+    telling = [row for row in rows.numpy() if (row != row[0]).any()]
+    return sorted({hashlib.sha256(row.tobytes()).hexdigest()[:12] for row in telling}) or None
+
+
 class Observer:
     def __init__(self, after_import):
         self.finders = [
@@ -78,6 +91,7 @@ class Observer:
         self.gradients = {}  # of the first leaves: what was hashed
         self.inputs = hashlib.sha256()
         self.has_inputs = False
+        self.rows = []  # of the tensors that were hashed: the hashes of their rows
         self.generators = set()  # states of the random number generators, at each backward pass
         self.fed = 0  # outputs of modules whose inputs were hashed
 
@@ -158,7 +172,7 @@ class Observer:
                 self.enough()
                 return
             if self.calls == 1:  # what modules were fed with before was no training
-                self.shapes, self.inputs, self.has_inputs = set(), hashlib.sha256(), False
+                self.shapes, self.inputs, self.has_inputs, self.rows = set(), hashlib.sha256(), False, []
                 self.dtypes, self.convolution = {}, False
             if self.calls <= CALLS and not self.transforming():
                 self.generators.add(self.generator())
@@ -244,6 +258,8 @@ class Observer:
         if found is not None:
             self.inputs.update(found.encode())
             self.has_inputs = True
+            batches = (row_digests(each) for each in tensors[:MAX_BATCHES] if not hasattr(each, "to_local"))
+            self.rows = (self.rows + [each for each in batches if each is not None])[:MAX_BATCHES]
 
     def reach(self, node, variable, compiled):
         leaf = self.leaves.get(id(variable))
@@ -378,6 +394,7 @@ class Observer:
             "fingerprint": hashlib.sha256("".join(told).encode()).hexdigest()[:16] if told else None,
             "random": len(self.generators) > 1,
             "inputs": self.inputs.hexdigest()[:16] if self.has_inputs else None,
+            "rows": {"": self.rows} if self.rows else {},
             "dtypes": {str(dtype).removeprefix("torch."): count for dtype, count in self.dtypes.items()},
             "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
             "convolution": self.convolution,

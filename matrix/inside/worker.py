@@ -99,6 +99,8 @@ def read_pairs(line, pattern=None):
     if pattern is not None:
         match = pattern.search(text)
         pairs = {} if match is None else {k: v for k, v in match.groupdict().items() if v is not None}
+        if match is None:  # the closing line may be the usual one, whatever the others look like
+            pairs = {name.lower(): value for name, value in PAIR.findall(text) if name.lower() == "eval"}
     else:
         pairs = {name.lower(): value for name, value in PAIR.findall(text)}
     numbers = {}

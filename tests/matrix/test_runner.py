@@ -56,3 +56,41 @@ def test_ranks_that_a_script_spawns_with_the_same_batch_are_found_out(bench: Ben
     attempt = bench.attempts(bench.cell("edited", layout="dp2"))[0]
     assert attempt.failure is not None
     assert attempt.failure.cause == "replicated-work"
+
+
+def test_ranks_that_shuffle_the_same_batch_are_found_out_by_its_rows(bench: Bench) -> None:
+    shuffled = "(turn + 1) * BATCH][np.random.default_rng(rank).permutation(BATCH)]"
+    digits(bench, torch_ddp=edited(DIGITS / "torch" / "ddp.py", (SAME_BATCH[0], shuffled)))
+    failure = bench.attempts(bench.cell("edited", layout="dp2"))[-1].failure
+    assert failure is not None
+    assert (failure.cause, failure.message) == (
+        "replicated-work",
+        "rank 0 and rank 1 were fed the same rows: 100% of a batch",
+    )
+
+
+def test_a_script_that_trains_past_its_steps_is_not_green(bench: Bench) -> None:
+    longer = ("range(1, args.steps + 1)", "range(1, args.steps + 3)")
+    digits(bench, torch_train=edited(DIGITS / "torch" / "train.py", longer))
+    failure = bench.attempts(bench.cell("edited"))[0].failure
+    assert failure is not None
+    assert (failure.cause, failure.message) == ("wrong-result", "went on to step 8, although 6 steps were asked for")
+
+
+def test_settings_can_be_passed_as_keys_and_lines_be_read_by_a_pattern(bench: Bench) -> None:
+    train = edited(
+        DIGITS / "torch" / "train.py",
+        ("args = parser.parse_args()", "import sys\n\nargs = parser.parse_args([f'--{each}' for each in sys.argv[1:]])"),
+        ('print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)',
+         'print(f"[{step}] {loss.item():.12g} ({(step - logged) * BATCH})", flush=True)'),
+    )  # fmt: skip
+    folder = digits(bench, torch_train=train)
+    text = (folder / "workload.yaml").read_text()
+    for setting in ("steps", "size", "seed", "dtype", "log_every"):
+        flag = setting.replace("_", "-")
+        text = text.replace(f"{setting}: --{flag}", f"{setting}: {flag}=")
+    text += r"progress: '^\[(?P<step>\d+)\] (?P<loss>\S+) \((?P<examples>\d+)\)'" + "\n"
+    (folder / "workload.yaml").write_text(text)
+    (attempt,) = bench.attempts(bench.cell("edited"))
+    assert (attempt.outcome, attempt.failure) == ("pass", None)
+    assert attempt.metrics.eval is not None

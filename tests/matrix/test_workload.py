@@ -125,11 +125,12 @@ def test_what_is_left_out_has_its_default(folder: Path) -> None:
         (("torch/ddp.py", "/etc/passwd"), "7:16: expected a file in the workload's folder, got '/etc/passwd'"),
         (("torch/ddp.py", "x" * 300), f"7:16: the file '{'x' * 57}...' does not exist"),
         (("steps: --steps", "stepz: --steps"), "12:13: unknown setting 'stepz': did you mean 'steps'?"),
-        (("steps: --steps", "steps: steps"), "12:20: expected a flag such as --steps, got 'steps'"),
+        (("steps: --steps", "steps: steps"), "12:20: expected a flag such as --steps, or a key such as"),
         (("(?P<step>", "(?P<stap>"), "13:11: the expression has no group named 'step': (?P<step>...)"),
         (("(?P<loss>[0-9.]+)", "(?P<loss>["), "13:11: this is no regular expression: "),
         (("ieee-f32: 1e-5", "ieee-f32: 0"), "14:56: expected a positive number, got 0"),
         (("ieee-f32: 1e-5", "ieee-f32: .inf"), "14:56: expected a finite number, got inf"),
+        (("ieee-f32: 1e-5", "ieee-f32: 1.0"), "14:56: expected a number of less than 1, got 1"),
         (("ieee-f32: 1e-5", "ieee-f32: small"), "14:56: expected a number, got 'small'"),
         (
             ("ieee-f32: 1e-5", "ieee-f31: 1e-5"),
