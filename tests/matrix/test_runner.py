@@ -80,7 +80,7 @@ def test_a_script_that_trains_past_its_steps_is_not_green(bench: Bench) -> None:
 def test_settings_can_be_passed_as_keys_and_lines_be_read_by_a_pattern(bench: Bench) -> None:
     train = edited(
         DIGITS / "torch" / "train.py",
-        ("args = parser.parse_args()", "import sys\n\nargs = parser.parse_args([f'--{each}' for each in sys.argv[1:]])"),
+        ("args = parser.parse_args()", "import sys\nargs = parser.parse_args([f'--{each}' for each in sys.argv[1:]])"),
         ('print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)',
          'print(f"[{step}] {loss.item():.12g} ({(step - logged) * BATCH})", flush=True)'),
     )  # fmt: skip
