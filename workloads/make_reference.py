@@ -125,8 +125,8 @@ def main() -> None:
         if seed == DEFAULT_SEED and not args.only_measure:
             final = ("eval", reference["eval"])
             losses = [(step, loss) for step, loss in reference.items() if step != "eval"]
+            earlier = [evaluation(pythons, scripts, steps) for steps in args.evaluate_after if steps < args.steps]
             with (args.workload / "reference.csv").open("w", newline="") as file:
-                earlier = [evaluation(pythons, scripts, steps) for steps in args.evaluate_after if steps < args.steps]
                 csv.writer(file, lineterminator="\n").writerows([("step", "loss"), *losses, *earlier, final])
         for framework, script in scripts.items():
             for dtype, precision in MEASURED.items():

@@ -268,11 +268,12 @@ class Observer:
             if array.sharding.is_fully_replicated and len(array.sharding.device_set) > 1:
                 continue
             for shard in array.addressable_shards:
-                part = numpy.asarray(shard.data).reshape(-1)[:HASHED]
+                data = numpy.asarray(shard.data)  # to index the array itself would compile a program
+                part = data.reshape(-1)[:HASHED]
                 if part.size and (part != part[0]).any():
                     found.setdefault(str(shard.device), set()).add(hashlib.sha256(part.tobytes()).hexdigest()[:16])
-                if shard.data.ndim > 1 and 2 <= shard.data.shape[0] <= MAX_ROWS and shard.data[0].size >= ROW_ELEMENTS:
-                    whole = numpy.asarray(shard.data).reshape(shard.data.shape[0], -1)[:, :MAX_ROWS]
+                if data.ndim > 1 and 2 <= len(data) <= MAX_ROWS and data[0].size >= ROW_ELEMENTS:
+                    whole = data.reshape(len(data), -1)[:, :MAX_ROWS]
                     telling = {hashlib.sha256(row.tobytes()).hexdigest()[:12] for row in whole if (row != row[0]).any()}
                     rows.setdefault(str(shard.device), []).append(sorted(telling))
         return {device: " ".join(sorted(hashes)) for device, hashes in found.items()}, rows

@@ -51,6 +51,21 @@ def test_the_reference_is_the_float64_trajectory_as_printed(workload):
     assert (workload / "reference.csv").read_text() == "step,loss\n1,1\n2,0.5\n3,0.333333333333\neval,2\n"
 
 
+def test_runs_that_end_earlier_have_rows_for_their_evaluation(workload):
+    assert make(workload, "--evaluate-after", "2").returncode == 0
+    assert (workload / "reference.csv").read_text().endswith("3,0.333333333333\neval@2,2\neval,2\n")
+
+
+def test_evaluations_of_earlier_ends_that_disagree_leave_the_old_reference(workload):
+    (workload / "reference.csv").write_text("step,loss\n1,1\n")
+    late = SCRIPT.replace("OFF", "0").replace("(1 + noise) * 2", "2 + (args.steps < 3)")
+    (workload / "jax" / "train.py").write_text(late)
+    process = make(workload, "--evaluate-after", "2")
+    assert process.returncode == 1
+    assert "jax: eval after 2 steps is 3, expected 2. Nothing written." in process.stderr
+    assert (workload / "reference.csv").read_text() == "step,loss\n1,1\n"
+
+
 def test_deviations_are_the_largest_over_seeds_and_steps(workload):
     process = make(workload)
     with (workload / "tolerance.csv").open() as file:

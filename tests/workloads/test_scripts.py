@@ -56,15 +56,18 @@ def test_a_port_on_two_devices_follows_the_reference_in_float64(scripts, deviati
 
 @pytest.mark.parametrize(("workload", "framework"), BASELINES)
 def test_float32_is_inside_its_tolerance(scripts, deviation, workload, framework):
-    found = scripts.run(f"{workload}/{framework}/train.py", *SHORT)
-    assert deviation(found, scripts.reference(workload)) < scripts.tolerance(workload, "ieee-f32")
+    found, reference = scripts.run(f"{workload}/{framework}/train.py", *SHORT), scripts.reference(workload)
+    tolerance = scripts.tolerance(workload, "ieee-f32")
+    assert deviation(found, reference) < tolerance
+    assert found["eval"] == pytest.approx(reference["eval@30"], rel=tolerance, abs=0)
 
 
 @pytest.mark.parametrize(("workload", "framework"), BASELINES)
 def test_bfloat16_is_inside_its_tolerance_and_outside_that_of_float32(scripts, deviation, workload, framework):
     found = scripts.run(f"{workload}/{framework}/train.py", "--steps=30", "--dtype=bfloat16", "--log-every=1")
-    off = deviation(found, scripts.reference(workload))
-    assert scripts.tolerance(workload, "ieee-f32") < off < scripts.tolerance(workload, "bf16")
+    reference, tolerance = scripts.reference(workload), scripts.tolerance(workload, "bf16")
+    assert scripts.tolerance(workload, "ieee-f32") < deviation(found, reference) < tolerance
+    assert found["eval"] == pytest.approx(reference["eval@30"], rel=tolerance, abs=0)
 
 
 @pytest.mark.parametrize(("workload", "framework"), BASELINES)

@@ -107,4 +107,5 @@ with torch.no_grad():
     held_out = loss_of(images[TRAIN:].to(device), labels[TRAIN:].to(device))
 if rank == 0:
     print(f"eval={held_out.item():.12g}", flush=True)
+dist.barrier()  # else a thread of gloo may still hold the last loss when Python ends, which aborts the process
 dist.destroy_process_group()

@@ -149,4 +149,5 @@ with torch.no_grad():
     held_out = loss_of(*sequences(train + size.context * np.arange(48)))
 if rank == 0:
     print(f"eval={held_out.item():.12g}", flush=True)
+dist.barrier()  # else a thread of gloo may still hold the last loss when Python ends, which aborts the process
 dist.destroy_process_group()
