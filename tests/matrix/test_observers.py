@@ -18,6 +18,7 @@ from tests.matrix.variants import (
     DDP,
     JAX,
     JAX_PLACED,
+    JAX_STATE,
     JAX_STEP,
     REPEAT,
     SHARDED,
@@ -393,8 +394,9 @@ PER_DEVICE_SPLIT = """
     |    x, y = (list(map(jax.device_put, np.split(each[batch], n), jax.devices())) for each in (images, labels))
     |"""
 SHARD_PARAMETERS = (
-    "model, state = jax.device_put((model, state), replicated)\n",
+    JAX_STATE,
     """
+    |state = optimizer.init(model)
     |lay = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*["data"][: leaf.ndim])))
     |model, state = jax.tree.map(lay, (model, state))
     |""",
@@ -413,7 +415,6 @@ def two_devices() -> dict[str, tuple[str, Edits]]:
             (
                 (JAX_STEP, PER_DEVICE),
                 (f"    {JAX_PLACED}\n", PER_DEVICE_SPLIT),
-                ("model, state = jax.device_put((model, state), replicated)\n", ""),
             ),
         ),
         "no jit": (

@@ -11,6 +11,7 @@ from tests.matrix.variants import (
     JAX,
     JAX_CALL,
     JAX_PLACED,
+    JAX_STATE,
     JAX_STEP,
     SHARDED,
     TORCH,
@@ -150,7 +151,7 @@ PMAP_SPLIT = "x, y = images[batch].reshape(2, BATCH // 2, 64), labels[batch].res
 PMAP_WHOLE = "x, y = np.stack([images[batch]] * 2), np.stack([labels[batch]] * 2)"
 PMAP_EVAL = ("held_out = loss_of(model,", "held_out = loss_of(jax.tree.map(lambda leaf: leaf[0], model),")
 NOT_SPLIT_JAX: dict[str, Edits] = {
-    "jit of a replicated batch": ((JAX_PLACED, JAX_PLACED.replace("sharded", "replicated")),),
+    "jit of a replicated batch": ((JAX_PLACED, JAX_PLACED.replace("sharded", "NamedSharding(mesh, PartitionSpec())")),),
     "jit of the batch twice over": (
         (
             JAX_PLACED,
@@ -166,7 +167,7 @@ NOT_SPLIT_JAX: dict[str, Edits] = {
     ),
     "shard_map of a replicated batch": (
         (JAX_STEP, SHARD_MAP.replace("BATCH_SPEC", "PartitionSpec()")),
-        (JAX_PLACED, JAX_PLACED.replace("sharded", "replicated")),
+        (JAX_PLACED, JAX_PLACED.replace("sharded", "NamedSharding(mesh, PartitionSpec())")),
     ),
     "pmap of a replicated batch": ((JAX_STEP, PMAP), (JAX_PLACED, PMAP_WHOLE), PMAP_EVAL),
 }
@@ -195,8 +196,10 @@ def test_replicated_jax_parameters_are_not_sharded(bench: Bench) -> None:
 
 PARTLY: Edits = (
     (
-        "model, state = jax.device_put((model, state), replicated)\n",
+        JAX_STATE,
         """
+        |replicated = NamedSharding(mesh, PartitionSpec())
+        |state = optimizer.init(model)
         |model = jax.device_put(model, replicated)
         |state = jax.tree.map(lambda leaf: jax.device_put(leaf, sharded), state)
         |""",

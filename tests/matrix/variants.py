@@ -37,6 +37,7 @@ if args.compile:
 TORCH_PRINT = 'print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)'
 JAX_CALL = "    model, state, loss = train_step(model, state, x, y)\n"
 JAX_STEP = JAX.read_text()[JAX.read_text().index("@eqx.filter_jit(donate") : JAX.read_text().index("# --- training")]
+JAX_STATE = "state = optimizer.init(model)\n"
 JAX_PLACED = "x, y = jax.device_put((images[batch], labels[batch]), sharded)"
 
 Edits = tuple[tuple[str, str], ...]

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,13 +28,15 @@ parser.add_argument("--log-every", type=int, default=10, help="steps between two
 parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
 args = parser.parse_args()
 
+# bfloat16 is mixed precision: parameters, optimiser and loss stay in float32.
+dtype = torch.float64 if args.dtype == "float64" else torch.float32
 device = torch.device(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
 if device.type != "cpu":
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group(dist.get_default_backend_for_device(device))
 rank, world_size = dist.get_rank(), dist.get_world_size()
-# bfloat16 is mixed precision: parameters, optimiser and loss stay in float32.
-dtype = torch.float64 if args.dtype == "float64" else torch.float32
+if rank != 0:  # rank 0 prints
+    sys.stdout = open(os.devnull, "w")
 autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 rng = np.random.default_rng(args.seed)
 
@@ -98,14 +101,11 @@ for step in range(1, args.steps + 1):
 
     if step % args.log_every == 0 or step in (1, args.steps):
         loss = loss.detach() / world_size
-        dist.all_reduce(loss)
-        if rank == 0:
-            print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)
+        reduction = dist.all_reduce(loss, async_op=True)  # kept to the end: see workloads/README.md
+        reduction.wait()
+        print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)
         logged = step
 
 with torch.no_grad():
     held_out = loss_of(images[TRAIN:].to(device), labels[TRAIN:].to(device))
-if rank == 0:
-    print(f"eval={held_out.item():.12g}", flush=True)
-dist.barrier()  # else a thread of gloo may still hold the last loss when Python ends, which aborts the process
-dist.destroy_process_group()
+print(f"eval={held_out.item():.12g}", flush=True)

@@ -32,7 +32,7 @@ dtype = jnp.float64 if args.dtype == "float64" else jnp.float32
 compute_dtype = jnp.dtype(args.dtype)
 rng = np.random.default_rng(args.seed)
 mesh = Mesh(jax.devices(), ("data",))
-sharded, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+sharded = NamedSharding(mesh, PartitionSpec("data"))
 
 
 # --- data ---
@@ -67,7 +67,6 @@ model = MLP((64, *HIDDEN[args.size], 10), jax.random.key(0))
 model = jax.tree.map(lambda parameter: jnp.asarray(initial(parameter.shape), dtype), model)
 optimizer = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
 state = optimizer.init(model)
-model, state = jax.device_put((model, state), replicated)
 
 
 @eqx.filter_jit

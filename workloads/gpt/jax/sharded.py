@@ -44,7 +44,7 @@ dtype = jnp.float64 if args.dtype == "float64" else jnp.float32
 compute_dtype = jnp.dtype(args.dtype)
 rng = np.random.default_rng(args.seed)
 mesh = Mesh(jax.devices(), ("data",))
-sharded, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+sharded = NamedSharding(mesh, PartitionSpec("data"))
 
 
 # --- data ---
@@ -148,7 +148,6 @@ decays = jax.tree.map(lambda parameter: parameter.ndim > 1, model)
 adamw = optax.adamw(learning_rate, *BETAS, EPS, weight_decay=WEIGHT_DECAY, mask=decays)
 optimizer = optax.chain(clip_by_global_norm(MAX_NORM), adamw)
 state = optimizer.init(model)
-model, state = jax.device_put((model, state), replicated)
 
 
 @eqx.filter_jit

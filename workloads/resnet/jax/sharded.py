@@ -34,7 +34,7 @@ dtype = jnp.float64 if args.dtype == "float64" else jnp.float32
 compute_dtype = jnp.dtype(args.dtype)
 rng = np.random.default_rng(args.seed)
 mesh = Mesh(jax.devices(), ("data",))
-sharded, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+sharded = NamedSharding(mesh, PartitionSpec("data"))
 
 
 # --- data ---
@@ -143,7 +143,6 @@ running = [
 # optax adds the weight decay to the gradient, before the momentum, as torch does.
 optimizer = optax.chain(optax.add_decayed_weights(WEIGHT_DECAY), optax.sgd(LEARNING_RATE, momentum=MOMENTUM))
 state = optimizer.init(model)
-model, running, state = jax.device_put((model, running, state), replicated)
 
 
 def loss_of(model: ResNet, running: list, x: jax.Array, y: jax.Array, training: bool):

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +35,8 @@ if device.type != "cpu":
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group(dist.get_default_backend_for_device(device))
 rank, world_size = dist.get_rank(), dist.get_world_size()
+if rank != 0:  # rank 0 prints
+    sys.stdout = open(os.devnull, "w")
 # bfloat16 is mixed precision: parameters, optimiser, statistics and loss stay in float32.
 dtype = torch.float64 if args.dtype == "float64" else torch.float32
 autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
@@ -123,15 +126,12 @@ for step in range(1, args.steps + 1):
 
     if step % args.log_every == 0 or step in (1, args.steps):
         loss = loss.detach() / world_size
-        dist.all_reduce(loss)
-        if rank == 0:
-            print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)
+        reduction = dist.all_reduce(loss, async_op=True)  # kept to the end: see workloads/README.md
+        reduction.wait()
+        print(f"step={step} loss={loss.item():.12g} examples={(step - logged) * BATCH}", flush=True)
         logged = step
 
 model.eval()
 with torch.no_grad():
     held_out = loss_of(images[TRAIN:].to(device), labels[TRAIN:].to(device))
-if rank == 0:
-    print(f"eval={held_out.item():.12g}", flush=True)
-dist.barrier()  # else a thread of gloo may still hold the last loss when Python ends, which aborts the process
-dist.destroy_process_group()
+print(f"eval={held_out.item():.12g}", flush=True)
