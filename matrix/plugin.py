@@ -202,11 +202,11 @@ class Controller:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
         result: Any = yield
         stopped = session.shouldstop or session.shouldfail or session.config.option.collectonly
+        budget_end = session.config.stash[STATE].budget_end
         if self.session.options.measure and not stopped:
-            budget_end = session.config.stash[STATE].budget_end
             self.measure(budget_end)
-            if self.session.options.prove_changes:
-                self.prove(budget_end)
+        if self.session.options.prove_changes and not stopped:
+            self.prove(budget_end)
         return result
 
     def measure(self, budget_end: float | None) -> None:
@@ -265,6 +265,7 @@ class Controller:
             self.session.record_proof,
             self.progress.said,
             late=lambda: budget_end is not None and time.monotonic() > budget_end,
+            measure=self.session.options.measure,
         )
         for ported in proof.ported(self.session.plan.cells, self.session.attempts):
             if prover.late():

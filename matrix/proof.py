@@ -76,12 +76,14 @@ class Prover:
         record: puts a record in the journal. One is written after each run, so that a resumed proof repeats none.
         say: shows a line of progress.
         late: whether nothing more may be started.
+        measure: whether to measure if the cell is slower without a hunk that it passes without.
     """
 
     context: Context
     record: Callable[[ProofRecord], None]
     say: Callable[[str], None]
     late: Callable[[], bool] = lambda: False
+    measure: bool = True
 
     def prove(self, ported: Ported, earlier: Iterable[ProofRecord] = ()) -> ProofRecord:
         """Find out which hunks of a port its cell needs.
@@ -111,7 +113,7 @@ class _Proof:
         self.context = dataclasses.replace(prover.context, prior=(), live=False, beside=1)
         self.cell, self.source, self.baseline = cell, source, baseline
         self.passed, self.failed = ported.passed, ported.failed
-        self.key = proof_key(prover.context, cell, source)
+        self.key = proof_key(prover.context, cell, source, prover.measure)
         self.started = now()
         self.trials: list[Trial] = []
         self.paces: list[Pace] = []
@@ -245,8 +247,10 @@ class _Proof:
         context = dataclasses.replace(self.context, folder=self.context.folder / "proof")
         return cell, dataclasses.replace(self.source, file=file), context
 
-    def pace(self, comparison: Comparison, base: Hunks, taken: Hunks) -> Pace:
+    def pace(self, comparison: Comparison, base: Hunks, taken: Hunks) -> Pace | None:
         """Measure the port with and without some hunks, in processes that take turns."""
+        if not self.prover.measure:
+            return None
         for known in self.paces:
             if known.base == sorted(base) and known.without == sorted(taken):
                 return known
@@ -276,11 +280,11 @@ class _Proof:
         return pace
 
 
-def proof_key(context: Context, cell: Cell, source: Source) -> str:
+def proof_key(context: Context, cell: Cell, source: Source, measure: bool) -> str:
     """What decides how a proof comes out: all that decides the port's own attempts, and the baseline."""
     baseline = cell.sources()[0]
     assert baseline is not None
-    facts = [blank(context, cell, source)["key"], keys.file_digest(baseline.file), str(VERSION)]
+    facts = [blank(context, cell, source)["key"], keys.file_digest(baseline.file), str(VERSION), str(measure)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 

@@ -69,6 +69,18 @@ def test_each_hunk_of_a_port_is_required_or_idle_and_the_patch_of_the_rest_passe
     assert toy.tries()[0] == ("again", 1, "correctness", "train.py", "pass")
 
 
+def test_without_a_measurement_a_proof_does_not_say_whether_a_hunk_makes_the_cell_faster(toy: Toy) -> None:
+    baseline = wrong_by_a_factor("factor = 2\nk = 0\nlate = 1\n")
+    toy.workload("job", baseline, baseline.replace("factor = 2", "factor = 1").replace("late = 1", "late = 0"))
+    toy.write(run=FEW_STEPS)
+    run = toy.run("--prove-changes", "--no-measure")
+    assert run.returncode == 1, run.stdout + run.stderr
+    (record,) = proofs(toy)
+    assert [(each.verdict, each.slowdown) for each in record.hunks] == [("required", None), ("idle", None)]
+    assert record.hunks[1].why == "the cell passes without it; speed not measured"
+    assert {phase for _, _, phase, _, _ in toy.tries()} == {"correctness"}
+
+
 def test_a_hunk_without_which_the_cell_is_only_slower_is_for_performance(toy: Toy) -> None:
     baseline = wrong_by_a_factor("factor = 2\nk = 0\nwait_s = 0.02\n").replace(
         "    if step ==", "    time.sleep(wait_s)\n    if step =="
