@@ -120,6 +120,7 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
         ranks=ranks,
         timeout_s=cell.run.timeout,
         no_progress_s=cell.run.no_progress,
+        progress=cell.workload.progress,
         echo=context.live,
     )
     seen = process.run(order, lambda so_far: outcome.is_untrue(cell, so_far))

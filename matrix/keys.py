@@ -21,10 +21,10 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str)
     """The key of the attempts of one source in one cell.
 
     It covers the resolved cell, the bytes of the source and of every other file in the workload's folder that is not
-    another source (data, helper modules), the reference and its tolerance, interpreter and packages, and the version
-    of the judge; not the text of the definition.
+    another source (data, helper modules), the reference and its tolerance, how the backend and the accelerator set a
+    cell up and look at it, interpreter and packages, and the version of the judge; not the text of the definition.
     """
-    run = cell.run.model_dump()
+    run, backend = cell.run.model_dump(), cell.backend
     measure = run.pop("measure")
     facts = {
         "cell": cell.id,
@@ -32,7 +32,9 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str)
         "run": run,
         "measure": measure if phase == "measurement" else None,
         "arguments": [dict(cell.workload.arguments), cell.arguments],
+        "backend": [backend.flags, dict(backend.environment), backend.compiles, file_digest(backend.observer)],
         "environment": dict(cell.environment),
+        "shown": dict(cell.accelerator.environment(backend.framework, cell.layout.devices)),
         "progress": cell.workload.progress,
         "reference": _reference_digest(cell.reference) if cell.reference else None,
         "source": [source.name, source.launch, file_digest(source.file)] if source else None,

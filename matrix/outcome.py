@@ -161,12 +161,10 @@ def _found(finding: Finding) -> Failure:
 
 def _silent(seen: Observation) -> str | None:
     """Why no progress was seen although a log holds some: a process that nobody watched printed it."""
-    from matrix.inside.worker import read_pairs
-
     for path in seen.logs.values():
         with path.open("rb") as file:
             for line in file:
-                if {"step", "loss"} <= read_pairs(line[:65536]).keys():
+                if seen.is_progress(line):
                     return (
                         "progress was printed, but not through the script's own sys.stdout or sys.stderr "
                         "(by a child process or a C library): what it did could not be observed"

@@ -47,7 +47,7 @@ class Speed:
         startup_s: process start to the first progress line, in seconds.
         peak_memory_bytes: the largest of any process.
         comparable: False where several devices are one piece of hardware.
-        warm: whether the caches were warm; None when it differs between processes or is not known.
+        warm: of how many processes the compiler's cache was warm, and of how many that is known.
     """
 
     unit: str
@@ -57,7 +57,7 @@ class Speed:
     startup_s: Sample | None
     peak_memory_bytes: int | None
     comparable: bool
-    warm: bool | None
+    warm: tuple[int, int]
 
 
 def summarise(values: Iterable[float]) -> Sample | None:
@@ -104,8 +104,7 @@ def speed(verdict: CellVerdict) -> Speed | None:
     rates = [each.metrics.throughput for each in attempts if each.metrics.throughput]
     unit = rates[-1].unit if rates else ""
     values = tuple(rate.median for rate in rates if rate.unit == unit and math.isfinite(rate.median))
-    warm = {attempt.environment.get("warm") for attempt in attempts}
-    state = warm.pop() if len(warm) == 1 else None
+    warm = [warm for attempt in attempts if (warm := attempt.environment.get("warm")) is not None]
     return Speed(
         unit=unit,
         throughput=summarise(values),
@@ -114,7 +113,7 @@ def speed(verdict: CellVerdict) -> Speed | None:
         startup_s=_over(attempts, "startup_s"),
         peak_memory_bytes=max((a.metrics.peak_memory_bytes or 0 for a in attempts), default=0) or None,
         comparable=all(attempt.metrics.comparable for attempt in attempts),
-        warm=state if isinstance(state, bool) else None,
+        warm=(sum(warm), len(warm)),
     )
 
 

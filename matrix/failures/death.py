@@ -152,10 +152,8 @@ def _end_of_log(seen: Observation, rank: int | str) -> list[str]:
 
 def _last_line(seen: Observation, rank: int) -> str:
     """The last line of a rank's log, if it is not one of progress."""
-    from matrix.inside.worker import read_pairs
-
     lines = _end_of_log(seen, rank)
-    return "" if not lines or {"step", "loss"} <= read_pairs(lines[-1].encode()).keys() else lines[-1][:MAX_MESSAGE]
+    return "" if not lines or seen.is_progress(lines[-1].encode()) else lines[-1][:MAX_MESSAGE]
 
 
 _LAST_WORDS = re.compile(

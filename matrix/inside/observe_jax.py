@@ -17,6 +17,7 @@ import re
 import sys
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
+CACHED = "/jax/compilation_cache/cache_hits"
 MATMUL = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
 PRECISION = re.compile(r"precision<(\w+)>|\b(DEFAULT|HIGHEST|HIGH)\b")
 MAX_ROWS, ROW_ELEMENTS = 4096, 8  # of an array whose rows are hashed each: at most, at least
@@ -119,6 +120,7 @@ class Observer:
         self.compiler = None
         self.programs = []
         self.compilations = 0
+        self.cached = 0  # compilations that the persistent cache spared
         self.compile_s = 0.0
         self.trouble = None
 
@@ -128,7 +130,11 @@ class Observer:
                 self.compilations += 1
                 self.compile_s += duration
 
+        def on_event(event, **_):
+            self.cached += event == CACHED
+
         monitoring.register_event_duration_secs_listener(on_duration)
+        monitoring.register_event_listener(on_event)
 
     def install(self, compiler):
         original = compiler.compile_or_get_cached
@@ -283,9 +289,10 @@ class Observer:
         return [array for array in arrays if (array.shape, str(array.dtype)) in wanted]
 
     def final(self):
-        """What is known at the end: compilations and their time, and the device's own peak memory."""
+        """What is known at the end: compilations, their time, whether a cache had them all; the device's peak memory."""
         jax = sys.modules.get("jax")
         found = {"graphs": self.compilations, "compile_s": self.compile_s, "device_peak_bytes": None}
+        found["warm"] = self.cached >= self.compilations if self.compilations else None
         bridge = sys.modules.get("jax._src.xla_bridge")
         if jax is not None and bridge is not None and bridge.backends_are_initialized():
             peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]

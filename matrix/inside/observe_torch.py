@@ -327,6 +327,13 @@ class Observer:
         utils = sys.modules.get("torch._dynamo.utils")
         return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
 
+    def warm(self):
+        """Whether every compiled graph came out of Inductor's cache; None when Inductor compiled nothing."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        counts = utils.counters["inductor"] if utils is not None else {}
+        hits, misses = counts.get("fxgraph_cache_hit", 0), counts.get("fxgraph_cache_miss", 0)
+        return bool(hits and not misses) if self.graphs() and counts else None
+
     def device(self, device):
         """A device in the words that an accelerator's `owns` reads."""
         torch = self.torch
@@ -441,7 +448,7 @@ class Observer:
     def final(self):
         """What is known at the end: graphs, and the device's own peak memory where it counts that."""
         torch = self.torch
-        found = {"graphs": self.graphs(), "device_peak_bytes": None}
+        found = {"graphs": self.graphs(), "device_peak_bytes": None, "warm": self.warm()}
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             found["device_peak_bytes"] = max(
                 torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())

@@ -424,7 +424,7 @@ def end(events, observer, watch):
         final = observer.final()
     except Exception as error:
         watch.blind(error)
-        final = {"graphs": 0, "device_peak_bytes": None}
+        final = {"graphs": 0, "device_peak_bytes": None, "warm": None}
     events.emit("end", peak_memory_bytes=peak_memory_bytes(), **final)
 
 

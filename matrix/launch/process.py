@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from matrix.inside.worker import MAX_LINE, read_pairs
+
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 POLL_S = 0.05
 KEEP_BYTES = 16 << 20  # of each log; the middle of a longer one is left out
@@ -41,6 +43,7 @@ class Order:
         ranks: how many processes report.
         timeout_s: wall-clock limit.
         no_progress_s: limit for the time without any progress line.
+        progress: a regex for progress lines that are not `name=value` pairs.
         echo: whether output is also shown on this process's standard error.
     """
 
@@ -51,6 +54,7 @@ class Order:
     ranks: int
     timeout_s: float
     no_progress_s: float
+    progress: str | None = None
     echo: bool = False
 
 
@@ -67,6 +71,7 @@ class Observation:
         stacks: of ranks that hung, their Python stacks.
         logs: log files, by rank ("launcher" for the command's own output).
         peak_memory_bytes: largest resident size that the system counted for the command.
+        progress: the pattern of its progress lines, see `Order`.
         trouble: what went wrong in the tool itself.
     """
 
@@ -78,6 +83,7 @@ class Observation:
     stacks: dict[str, str] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
+    progress: str | None = None
     trouble: str | None = None
 
     def of(self, kind: str, rank: int) -> list[Event]:
@@ -87,6 +93,11 @@ class Observation:
     def last(self, kind: str, rank: int) -> Event | None:
         found = self.of(kind, rank)
         return found[-1] if found else None
+
+    def is_progress(self, line: bytes) -> bool:
+        """Whether a line of a log is one of progress."""
+        pattern = re.compile(self.progress) if self.progress else None
+        return {"step", "loss"} <= set(read_pairs(line[:MAX_LINE], pattern))
 
     @property
     def reporter(self) -> int:
@@ -129,7 +140,7 @@ def run(order: Order, untrue: Callable[[Observation], bool]) -> Observation:
 
     On return none of its processes is alive, however it ended; also when this call is interrupted.
     """
-    seen = Observation()
+    seen = Observation(progress=order.progress)
     names = ["launcher", *(f"rank-{rank}" for rank in range(order.ranks))]
     files = {rank: _Events(order.folder / f"rank-{rank}.events") for rank in range(order.ranks)}
     supervisor = subprocess.Popen(

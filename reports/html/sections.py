@@ -218,7 +218,8 @@ def _spread(sample: Sample) -> str:
 
 def _costs(measured: Speed) -> Iterator[tuple[str, object]]:
     yield "Step", seconds(measured.step_s.median) if measured.step_s else None
-    state = {True: " (warm caches)", False: " (cold caches)", None: ""}[measured.warm]
+    warm, known = measured.warm
+    state = f" (compiled graphs from the cache in {warm} of {known} processes)" if known else ""
     yield "Start-up", seconds(measured.startup_s.median) + state if measured.startup_s else None
     yield "Peak memory", memory(measured.peak_memory_bytes) if measured.peak_memory_bytes else None
 

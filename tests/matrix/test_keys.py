@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,20 @@ def test_the_key_is_that_of_source_interpreter_phase_and_settings(bench: Bench) 
     ]
     assert len(set(found)) == len(found)
     assert keys.key(bench.cell("w"), baseline, PYTHON, "correctness") == found[0]
+
+
+def test_the_key_covers_how_backend_and_accelerator_set_a_cell_up(bench: Bench, tmp_path: Path) -> None:
+    cell = made(bench)
+    (tmp_path / "observer.py").write_text("def observe(after_import): ...\n")
+    cells = [
+        cell,
+        replace(cell, backend=replace(cell.backend, flags=("compile",))),
+        replace(cell, backend=replace(cell.backend, environment={"X": "1"})),
+        replace(cell, backend=replace(cell.backend, compiles=True)),
+        replace(cell, backend=replace(cell.backend, observer=tmp_path / "observer.py")),
+        replace(cell, accelerator=replace(cell.accelerator, environment=lambda framework, devices: {"Y": framework})),
+    ]
+    assert len({keys.key(each, cell.sources()[0], PYTHON, "correctness") for each in cells}) == len(cells)
 
 
 def test_how_much_is_measured_concerns_the_measurement_only(bench: Bench) -> None:

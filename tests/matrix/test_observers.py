@@ -552,6 +552,8 @@ def test_a_watched_script_prints_and_compiles_what_it_does_by_hand(tmp_path: Pat
     assert "left jax._src.compiler" in bare or "left torch.autograd.graph 0" in bare
     reports = [json.loads(line) for line in (tmp_path / "rank-0.events").read_text().splitlines()]
     assert [report.get("trouble") for report in reports if report["event"] == "seen"] == [None]
+    # The bare run has filled Inductor's cache; JAX has none unless it is asked to keep one.
+    assert reports[-1]["warm"] is {"torch": None, "torch-compile": True, "jax": False}[backend]
 
 
 def test_an_observer_leaves_nothing_behind_when_the_script_ends_early(tmp_path: Path) -> None:

@@ -68,6 +68,17 @@ def said(judged: Judged) -> tuple[str, str | None, str]:
     return judged.outcome, found and found.cause, (found.message if found else judged.reason) or ""
 
 
+def test_lines_of_the_workloads_own_pattern_are_progress_also_in_a_log(cell: Cell, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("epoch 3 | train 2.5\n")
+    told = {"logs": {"0": log}, "progress": r"epoch (?P<step>\d+) \| train (?P<loss>\S+)"}
+    outcome_, _, why = said(judge(cell, [start(), end()], **told))
+    assert (outcome_, why[:20]) == ("error", "progress was printed")
+    assert said(judge(cell, GOOD[:-1], 5, **told)) == ("fail", "exit", "exit code 5, without an exception")
+    log.write_text("no space left\n")
+    assert said(judge(cell, GOOD[:-1], 5, **told))[2] == "exit code 5, without an exception: no space left"
+
+
 GOOD = [start(), line(1, 3.0), line(2, 2.0), seen_event(), line(3, 1.0), end()]
 
 

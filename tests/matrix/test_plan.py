@@ -408,7 +408,7 @@ def test_a_selection_of_nothing_is_refused_with_the_nearest_word(planned: Planne
 def test_the_shipped_definitions_plan() -> None:
     assert ids(plan(load("smoke"))) == ["digits/jax/cpu/single", "digits/torch/cpu/single"]
     cpu = plan(load("cpu"))
-    assert len(cpu.cells) == 32  # digits: 3 backends x 4 accelerators x 2 layouts; digits-cuda: torch only
+    assert len(cpu.cells) == 78  # 3 workloads x 3 backends x 4 accelerators x 2 layouts - 2; digits-cuda: torch only
     assert {c.backend.name for c in cpu.cells if c.workload.name == "digits-cuda"} == {"torch"}
     assert cpu.notices == ()
     assert plan(load("nightly")).notices == ()

@@ -43,7 +43,7 @@ def test_the_median_is_over_processes() -> None:
     assert found.startup_s is not None
     assert found.startup_s.median == 3.1
     assert found.peak_memory_bytes == 734 * 2**20
-    assert found.warm is True
+    assert found.warm[0] == found.warm[1] > 0
 
 
 def test_a_cell_without_measurement_has_no_speed() -> None:
