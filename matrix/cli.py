@@ -182,14 +182,15 @@ def _compare(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _changes(options: argparse.Namespace, rest: list[str]) -> int:
-    from matrix import changelist, changes
+    from matrix import changes
+    from matrix.changes import text
 
     comparison = changes.compare_files(options.baseline, options.port)
     if options.format == "patch":
         sys.stdout.reconfigure(newline="")  # type: ignore[union-attr]  # a patch keeps the line ends of its files
-        print(changelist.as_patch(comparison, options.baseline), end="")
+        print(text.as_patch(comparison, options.baseline), end="")
     else:
-        show = changelist.as_json if options.format == "json" else changelist.as_text
+        show = text.as_json if options.format == "json" else text.as_text
         print(show(comparison, str(options.baseline), str(options.port)))
     return 0
 

@@ -16,7 +16,7 @@ from typing import Any
 import filelock
 import pytest
 
-from matrix import journal, judge, proof, runner, session
+from matrix import journal, judge, runner, session
 from matrix.attempt import Context, blank
 from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord
@@ -260,6 +260,8 @@ class Controller:
 
     def prove(self, budget_end: float | None) -> None:
         """Phase 3, when asked for: every port that passed, without each of its hunks."""
+        from matrix.changes import proof  # here, since few runs prove anything
+
         prover = proof.Prover(
             self.session.context(),
             self.session.record_proof,
@@ -341,8 +343,11 @@ def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
         print("the tool itself failed; what had been found until then is in the journal", file=sys.stderr)
         return judge.EXIT_TOOL_ERROR
     final = judge.exit_code(controlled.verdicts())
-    if final == judge.EXIT_AS_EXPECTED and controlled.options.prove_changes and proof.idle(controlled.proofs):
-        final = judge.EXIT_NOT_AS_EXPECTED
+    if final == judge.EXIT_AS_EXPECTED and controlled.options.prove_changes:
+        from matrix.changes import proof
+
+        if proof.idle(controlled.proofs):
+            final = judge.EXIT_NOT_AS_EXPECTED
     if not stopped:
         controlled.end(final)
     return final

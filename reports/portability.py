@@ -13,8 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from matrix import script
-from matrix.changes import differences
+from matrix.changes import differences, script
 from matrix.errors import UsageError
 from reports.merge import Evidence, Row
 

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from matrix import categories, changes
-from matrix.apis import CATEGORIES
-from matrix.changes import Comparison
+from matrix import changes
+from matrix.changes import Comparison, categories
+from matrix.changes.apis import CATEGORIES
 from matrix.errors import UsageError
 from matrix.journal import HunkProof, ProofRecord
 from reports.exports import safe
@@ -34,7 +34,7 @@ class Required:
         source: the port; baseline: the script that it is a port of.
         added, deleted, hunks: in lines of code, formatting and comments aside.
         communication: added lines of communication code: ranks, process groups, collectives, barriers, rendezvous.
-        by_category: changed lines, added and deleted, in the order of `matrix.apis.CATEGORIES`.
+        by_category: changed lines, added and deleted, in the order of `matrix.changes.apis.CATEGORIES`.
         why: of a broken cell, what failed.
         proof: which hunks the cell needs, where that was tried.
     """

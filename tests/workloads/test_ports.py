@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from matrix import journal, proof, workload
+from matrix import journal, workload
+from matrix.changes import proof
 from matrix.workload import Source
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""`portmatrix changes`, and the table of the shipped workloads."""
+"""`portmatrix changes`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from matrix import changelist, changes
+from matrix.changes import text
 from matrix.cli import main
 
-ROOT = Path(__file__).parents[2]
 BASELINE = "import torch\n\nmodel = Model()\nprint(1)\n"
 PORT = (
     "import torch\nimport torch.distributed as dist\n\nmodel = Model()\n"
@@ -64,7 +63,7 @@ def test_the_same_code_and_nothing_in_common_are_said(pair: Path, capsys: pytest
     assert capsys.readouterr().out == "train.py -> same.py: the same code\n"
     (pair / "other.py").write_text("x = 2\n")
     assert main(["changes", "train.py", "other.py"]) == 0
-    assert changelist.NOTHING_IN_COMMON in capsys.readouterr().out
+    assert text.NOTHING_IN_COMMON in capsys.readouterr().out
     (pair / "empty.py").write_text("")
     assert main(["changes", "empty.py", "empty.py"]) == 0
 
@@ -78,25 +77,3 @@ def test_what_is_no_script_is_a_usage_error(pair: Path, name: str, capsys: pytes
     assert captured.out == ""
     assert captured.err.startswith(f"portmatrix: {name}")
     assert captured.err.count("\n") == 1
-
-
-def test_the_table_has_the_counts_of_the_shipped_ports() -> None:
-    found = changes.count(ROOT / "workloads/digits/torch/train.py", ROOT / "workloads/digits/torch/ddp.py")
-    rows = [line for line in changelist.table().splitlines() if line.startswith("| digits | N devices (data) |")]
-    assert len(rows) == 1
-    assert f"`torch/ddp.py` | +{found.added} -{found.deleted} | {found.hunks} |" in rows[0]
-    assert "`jax/sharded.py`" in rows[0]
-
-
-def test_the_table_in_the_readme_is_not_stale() -> None:
-    """`python benchmarks/changes_table.py README.md` renews it."""
-    text = (ROOT / "README.md").read_text()
-    assert changelist.with_table(text) == text
-
-
-def test_only_what_is_between_the_marks_is_renewed() -> None:
-    text = f"before\n{changelist.BEGIN}\nold\n{changelist.END}\nafter\n"
-    renewed = changelist.with_table(text)
-    assert renewed == f"before\n{changelist.BEGIN}\n\n{changelist.table()}\n\n{changelist.END}\nafter\n"
-    assert changelist.with_table(renewed) == renewed
-    assert changelist.with_table("no marks\n") == "no marks\n"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from matrix import apis, categories, changes
-from matrix.apis import (
+from matrix import changes
+from matrix.changes import apis, categories
+from matrix.changes.apis import (
     CATEGORIES,
     CHECKPOINT,
     COLLECTIVES,
@@ -23,7 +24,7 @@ from matrix.apis import (
     WRAPPING,
 )
 
-WORKLOADS = Path(__file__).parents[2] / "workloads"
+WORKLOADS = Path(__file__).parents[3] / "workloads"
 
 IMPORTED = """
 import os, torch, jax, optax

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from matrix import changes, script
+from matrix import changes
+from matrix.changes import script
+from matrix.changes.removal import NONE, Dependencies, Hunks, Search, Settled, is_slower
 from matrix.journal import Pace, Trial
-from matrix.removal import NONE, Dependencies, Finding, Hunks, Search, is_slower
 
 
 @dataclass
@@ -43,14 +44,14 @@ class Lab:
         p = 0.004 if slowdown > 1 else 0.5  # five processes against five, all of one side slower: 1/252
         return Pace(base=sorted(base), without=sorted(taken), slowdown=slowdown, p=p, processes=5)
 
-    def search(self) -> tuple[Search, dict[int, Finding]]:
+    def search(self) -> tuple[Search, dict[int, Settled]]:
         everything = frozenset(hunk.id for hunk in self.comparison.hunks)
         known = {
             NONE: Trial(without=[], outcome="pass"),
             everything: Trial(without=sorted(everything), outcome="fail"),
         }
         search = Search(self.comparison, self.run, self.pace, known)
-        return search, {finding.hunk: finding for finding in search.findings()}
+        return search, {settled.hunk: settled for settled in search.settled()}
 
     def verdicts(self) -> list[str]:
         _, found = self.search()
@@ -162,7 +163,7 @@ def test_a_run_that_says_nothing_leaves_its_hunk_unproven() -> None:
         pace=lab.pace,
         known={NONE: Trial(without=[], outcome="pass")},
     )
-    assert [finding.verdict for finding in search.findings()] == ["unproven", "unproven"]
+    assert [settled.verdict for settled in search.settled()] == ["unproven", "unproven"]
     assert search.removed == NONE
 
 

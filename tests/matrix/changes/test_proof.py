@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from matrix import journal, proof
+from matrix import journal
+from matrix.changes import proof
 from matrix.journal import HunkProof, ProofRecord
 from tests.matrix.toy import Toy, train
 

@@ -1,4 +1,4 @@
-"""What a changed line is for: the API names that it touches, and the category in which `matrix.apis` has them.
+"""What a changed line is for: the API names that it touches, and the category in which `matrix.changes.apis` has them.
 
 Names are resolved through the file's own imports (`import torch.distributed as dist`) and through assignments of what
 a file keeps under a name of its own (`rank = dist.get_rank()`): a rank, a device, a mesh. Where a line touches names
@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from matrix.apis import (
+from matrix.changes import Comparison, Hunk
+from matrix.changes.apis import (
     CATEGORIES,
     COMMUNICATION,
     CONTROL,
@@ -27,8 +28,7 @@ from matrix.apis import (
     category_of,
     longest,
 )
-from matrix.changes import Comparison, Hunk
-from matrix.script import Script, Unit
+from matrix.changes.script import Script, Unit
 
 ALIKE = 0.5
 """How similar two lines are, from 0 to 1 as `difflib` says, of which one replaces the other."""

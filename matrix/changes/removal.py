@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from matrix.apis import COMMUNICATION, WRAPPING, category_of
-from matrix.categories import Names
 from matrix.changes import Comparison, Hunk, without
+from matrix.changes.apis import COMMUNICATION, WRAPPING, category_of
+from matrix.changes.categories import Names
+from matrix.changes.script import Script, Unit, parses
 from matrix.journal import Pace, Trial
-from matrix.script import Script, Unit, parses
 
 Hunks = frozenset[int]
 NONE: Hunks = frozenset()
@@ -24,8 +24,8 @@ _MAKES_GROUP = ("torch.distributed.init_process_group", "torch.distributed.init_
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What is known of a hunk.
+class Settled:
+    """What is known of a hunk when the search has settled it.
 
     Attributes:
         verdict: `required`, `performance`, `idle`, or `unproven` when it could not be run.
@@ -183,27 +183,27 @@ class Search:
         run: runs the port without some hunks.
         pace: measures how much slower the port without `base` is when `without` are taken back as well.
         known: trials there are already; at least that of the port itself.
-        told: called with each finding, as soon as it is there.
+        told: called with what is settled, as soon as it is.
     """
 
     comparison: Comparison
     run: Callable[[Hunks], Trial]
     pace: Callable[[Hunks, Hunks], Pace | None]
     known: Mapping[Hunks, Trial] = field(default_factory=dict)
-    told: Callable[[Finding], None] = lambda finding: None
+    told: Callable[[Settled], None] = lambda settled: None
 
     def __post_init__(self) -> None:
         self.trials = dict(self.known)
         self.removed: Hunks = NONE
-        self.found: dict[int, Finding] = {}
+        self.found: dict[int, Settled] = {}
         self.since: dict[int, Hunks] = {}
 
     @cached_property
     def needs(self) -> Dependencies:
         return Dependencies(self.comparison)
 
-    def findings(self) -> list[Finding]:
-        """Every hunk's finding, in the order of the port."""
+    def settled(self) -> list[Settled]:
+        """What is known of each hunk, in the order of the port."""
         hunks = [hunk.id for hunk in self.comparison.hunks]
         sizes = {hunk: len(self.needs.closure(frozenset({hunk}))) for hunk in hunks}
         waiting = sorted(hunks, key=lambda hunk: (sizes[hunk], -hunk))
@@ -216,10 +216,10 @@ class Search:
 
     def worth_another(self, hunk: int) -> bool:
         """Whether hunks that a required one has to do with were taken back after it was tried."""
-        finding = self.found[hunk]
+        settled = self.found[hunk]
         later = self.removed - self.since.get(hunk, self.removed)
         hunks = self.needs.hunks
-        return finding.verdict == "required" and any(self.needs.share_names(hunks[hunk], hunks[g]) for g in later)
+        return settled.verdict == "required" and any(self.needs.share_names(hunks[hunk], hunks[g]) for g in later)
 
     def settle(self, hunk: int) -> None:
         self.since[hunk] = self.removed
@@ -228,23 +228,23 @@ class Search:
         trial = self.trial(alone)
         kept = frozenset(h for h in partners if h in self.found and self.found[h].verdict != "idle")
         if trial.outcome not in ("pass", "fail"):
-            self.tell(Finding(hunk, "unproven", trial))
+            self.tell(Settled(hunk, "unproven", trial))
         elif not partners:
             self.conclude(hunk, NONE, trial)
         elif kept:  # without it, what is needed would not be whole, whether or not the run came to that line
             users = self.needs.partners(alone) & kept
-            self.tell(Finding(hunk, "required", trial, needed_by=users or kept))
+            self.tell(Settled(hunk, "required", trial, needed_by=users or kept))
         else:
             joint = self.trial(alone | partners)
             if joint.outcome == "pass":
                 self.conclude(hunk, partners, joint)
             else:
-                self.tell(Finding(hunk, "required", trial, needed_by=partners if trial.outcome == "pass" else NONE))
+                self.tell(Settled(hunk, "required", trial, needed_by=partners if trial.outcome == "pass" else NONE))
 
     def conclude(self, hunk: int, partners: Hunks, trial: Trial) -> None:
         """What a run means that took back all that had to go."""
         if trial.outcome == "fail":
-            self.tell(Finding(hunk, "required", trial))
+            self.tell(Settled(hunk, "required", trial))
             return
         group = partners | {hunk}
         pace = self.pace(self.removed, group)
@@ -253,16 +253,16 @@ class Search:
             self.removed |= group
         for each in sorted(group):
             self.since[each] = self.removed
-            self.tell(Finding(each, verdict, trial, together=group - {each}, pace=pace))
+            self.tell(Settled(each, verdict, trial, together=group - {each}, pace=pace))
 
     def trial(self, taken: Hunks) -> Trial:
         if taken not in self.trials:
             self.trials[taken] = self.run(taken)
         return self.trials[taken]
 
-    def tell(self, finding: Finding) -> None:
-        self.found[finding.hunk] = finding
-        self.told(finding)
+    def tell(self, settled: Settled) -> None:
+        self.found[settled.hunk] = settled
+        self.told(settled)
 
 
 ALPHA = 0.01

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from matrix import changes, script
-from matrix.changes import compare
+from matrix import changes
+from matrix.changes import compare, script
 from matrix.errors import UsageError
 from matrix.journal import Changes
 
-WORKLOADS = Path(__file__).parents[2] / "workloads"
+WORKLOADS = Path(__file__).parents[3] / "workloads"
 PORTS = sorted(path for path in WORKLOADS.glob("*/*/*.py") if path.name != "train.py")
 
 

@@ -1,20 +1,19 @@
-"""A finding of the search for hunks that can go, as the record that a journal keeps and in words."""
+"""What the search for hunks that can go has settled, as the record that a journal keeps and in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from matrix import apis, categories
-from matrix.changelist import place
-from matrix.changes import Comparison
+from matrix.changes import Comparison, apis, categories
+from matrix.changes.removal import Settled
+from matrix.changes.text import place
 from matrix.journal import HunkProof
-from matrix.removal import Finding
 
 
-def described(comparison: Comparison, finding: Finding) -> HunkProof:
+def described(comparison: Comparison, settled: Settled) -> HunkProof:
     """The record of a hunk."""
-    sorted_ = categories.sort(comparison)[finding.hunk - 1]
-    hunk, trial, pace = sorted_.hunk, finding.trial, finding.pace
+    sorted_ = categories.sort(comparison)[settled.hunk - 1]
+    hunk, trial, pace = sorted_.hunk, settled.trial, settled.pace
     counted = sorted_.categories
     return HunkProof(
         id=hunk.id,
@@ -24,30 +23,30 @@ def described(comparison: Comparison, finding: Finding) -> HunkProof:
         deleted=len(hunk.deleted),
         categories={name: counted[name] for name in apis.CATEGORIES if counted[name]},
         communication=sorted_.communication,
-        verdict=finding.verdict,
-        why=_why(finding),
+        verdict=settled.verdict,
+        why=_why(settled),
         failure=trial.failure if trial and trial.outcome == "fail" else None,
-        together=sorted(finding.together),
-        needed_by=sorted(finding.needed_by),
+        together=sorted(settled.together),
+        needed_by=sorted(settled.needed_by),
         slowdown=pace.slowdown if pace else None,
     )
 
 
-def _why(finding: Finding) -> str:
-    trial, pace = finding.trial, finding.pace
-    together = f" together with hunk {listed(finding.together)}" if finding.together else ""
+def _why(settled: Settled) -> str:
+    trial, pace = settled.trial, settled.pace
+    together = f" together with hunk {listed(settled.together)}" if settled.together else ""
     slower = f"{100 * (pace.slowdown - 1):+.0f} % step time" if pace and pace.slowdown else "speed not measured"
-    if finding.verdict == "performance":
+    if settled.verdict == "performance":
         return f"the cell passes without it{together}, but is slower: {slower}"
-    if finding.verdict == "idle":
+    if settled.verdict == "idle":
         noise = ", within noise" if pace and pace.slowdown else ""
         return f"the cell passes without it{together}; {slower}{noise}"
     if trial is not None and trial.outcome == "fail":
         if trial.failure is None:
             return trial.reason or "without it the cell fails"
         return f"{trial.failure.cause}: {trial.failure.message}"
-    if finding.needed_by:
-        return f"hunk {listed(finding.needed_by)} uses what it defines"
+    if settled.needed_by:
+        return f"hunk {listed(settled.needed_by)} uses what it defines"
     return (trial.reason if trial else None) or "could not be run"
 
 

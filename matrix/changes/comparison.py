@@ -1,6 +1,6 @@
 """How a port differs from its baseline, statement by statement; and the port with some of its changes taken back.
 
-Both are parsed with `ast` and compared as sequences of units (`matrix.script`), each of which counts as one line. So
+Both are parsed with `ast` and compared as sequences of units (`script.py`), each of which counts as one line. So
 formatting, quotes, comments and docstrings cost nothing; a statement that moves into a block is one line deleted and
 one added.
 """
@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matrix import script
+from matrix.changes import script
+from matrix.changes.script import Script, Unit
 from matrix.errors import UsageError
 from matrix.journal import Changes
-from matrix.script import Script, Unit
 
 MANY = 1000  # units; of sources that are both longer, frequent lines are not matched, which would take minutes
 

@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 
 import filelock
 
-from matrix import changes, judge, keys, removal, runner, script
+from matrix import changes, judge, keys, runner
 from matrix.attempt import Context, blank, now, perform
-from matrix.changes import Comparison
+from matrix.changes import Comparison, removal, script
+from matrix.changes.removal import NONE, Hunks, Settled
+from matrix.changes.wording import described, lines, listed
 from matrix.errors import UsageError
-from matrix.findings import described, lines, listed
 from matrix.journal import AttemptRecord, Changes, Failure, HunkProof, Pace, ProofRecord, Trial
 from matrix.plan import Cell
-from matrix.removal import NONE, Finding, Hunks
 from matrix.workload import Source
 
 VERSION = 1
@@ -144,9 +144,9 @@ class _Proof:
                 ),
             )
 
-        def told(finding: Finding) -> None:
+        def told(settled: Settled) -> None:
             self.told += 1
-            hunk = described(comparison, finding)
+            hunk = described(comparison, settled)
             say(f"[{min(self.told, count)}/{count}] hunk {lines(hunk)}: {hunk.verdict}: {hunk.why}")
 
         search = removal.Search(
@@ -157,20 +157,20 @@ class _Proof:
             told=told,
         )
         try:
-            findings = search.findings()
+            settled = search.settled()
         except OutOfTime:
             say(f"{self.cell.id} {self.source.name}: the budget is used up: --resume goes on with the proof")
             return self.as_record(comparison, [])
-        return self.finish(comparison, findings, search.removed)
+        return self.finish(comparison, settled, search.removed)
 
-    def finish(self, comparison: Comparison, findings: Sequence[Finding], removed: Hunks) -> ProofRecord:
+    def finish(self, comparison: Comparison, settled: Sequence[Settled], removed: Hunks) -> ProofRecord:
         """Write the smallest port that passes as a patch, and the record."""
         text = changes.without(comparison, removed)
         file = self.folder / "minimal.patch"
         file.parent.mkdir(parents=True, exist_ok=True)
         difference = changes.patch(comparison.baseline, text, self.baseline.name)
         file.write_bytes(difference.encode(comparison.baseline.encoding.removesuffix("-sig"), "backslashreplace"))
-        record = self.as_record(comparison, [described(comparison, finding) for finding in findings]).model_copy(
+        record = self.as_record(comparison, [described(comparison, each) for each in settled]).model_copy(
             update={
                 "complete": True,
                 "minimal": str(file.relative_to(self.prover.context.folder)),
@@ -178,7 +178,7 @@ class _Proof:
             }
         )
         self.prover.record(record)
-        counts = {name: sum(f.verdict == name for f in findings) for name in ("required", "performance", "idle")}
+        counts = {name: sum(each.verdict == name for each in settled) for name in ("required", "performance", "idle")}
         words = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         self.prover.say(f"{self.cell.id} {self.source.name}: {words or 'no hunks'}; {len(self.trials)} runs; {file}")
         return record
