@@ -289,7 +289,7 @@ class Observer:
         return [array for array in arrays if (array.shape, str(array.dtype)) in wanted]
 
     def final(self):
-        """What is known at the end: compilations, their time, whether a cache had them all; the device's peak memory."""
+        """What is known at the end: compilations, their time, whether all were cached; the device's peak memory."""
         jax = sys.modules.get("jax")
         found = {"graphs": self.compilations, "compile_s": self.compile_s, "device_peak_bytes": None}
         found["warm"] = self.cached >= self.compilations if self.compilations else None
