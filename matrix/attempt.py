@@ -16,7 +16,7 @@ from typing import Any, Literal
 from matrix import changes, outcome
 from matrix.environments import Interpreter, cores
 from matrix.failures import signature
-from matrix.journal import AttemptRecord, Devices, Failure, Metrics, Throughput
+from matrix.journal import AttemptRecord, Devices, Failure, Metrics, Target, Throughput
 from matrix.keys import key
 from matrix.launch import commands, process
 from matrix.launch.process import Observation, Order
@@ -42,7 +42,7 @@ class Context:
         run: the run's id.
         machine: the machine's id.
         folder: the run's folder, where attempts get folders of their own.
-        interpreters: by backend.
+        interpreters: by backend; those that have an absent accelerator's compiler, by `BACKEND-ACCELERATOR`.
         host: the machine in words.
         prior: attempts of the same run that a resumed run need not repeat.
         live: whether output is shown while it is written.
@@ -64,15 +64,27 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def blank(context: Context, cell: Cell, source: Source | None, phase: Phase = "correctness") -> dict[str, Any]:
-    """The fields of a record that are known before anything ran."""
-    interpreter = context.interpreters[cell.backend.name]
+def blank(
+    context: Context,
+    cell: Cell,
+    source: Source | None,
+    phase: Phase = "correctness",
+    where: Interpreter | None = None,
+    more: object = None,
+) -> dict[str, Any]:
+    """The fields of a record that are known before anything ran.
+
+    Args:
+        where: the interpreter, if it is not the backend's.
+        more: what else decides how the attempt comes out, for its key.
+    """
+    interpreter = where or context.interpreters[cell.backend.name]
     baseline = cell.sources()[0]
     return {
         "run": context.run,
         "machine": context.machine,
         "cell": cell.id,
-        "key": key(cell, source, interpreter, phase),
+        "key": key(cell, source, interpreter, phase, more),
         "phase": phase,
         "axes": dict(cell.axes),
         "implementation": cell.implementation.name if cell.implementation else None,
@@ -83,9 +95,10 @@ def blank(context: Context, cell: Cell, source: Source | None, phase: Phase = "c
     }
 
 
-def unavailable(context: Context, cell: Cell, reason: str) -> AttemptRecord:
-    """The one record of a cell of which nothing can be executed here."""
-    return AttemptRecord(**blank(context, cell, cell.sources()[0]), outcome="unavailable", reason=reason)
+def unavailable(context: Context, cell: Cell, reason: str, target: Target | None = None) -> AttemptRecord:
+    """The record of a cell of which nothing can be executed here, or be shown for one target."""
+    known = blank(context, cell, cell.sources()[0])
+    return AttemptRecord(**known, outcome="unavailable", reason=reason, target=target)
 
 
 def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> AttemptRecord:
@@ -99,7 +112,7 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
     arguments = script_arguments(cell, steps, log_every)
     ranks = commands.ranks(source.launch, cell.layout.devices)
     added = variables(cell, ranks, context.beside if phase == "correctness" else 1)
-    folder = _new_folder(context.folder / "attempts" / cell.id, phase)
+    folder = new_folder(context.folder / "attempts" / cell.id, phase)
     settings = {
         "script": source.name,
         "arguments": arguments,
@@ -114,7 +127,7 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
     devices = cell.layout.devices
     order = Order(
         command=commands.command(source.launch, interpreter.path, [str(WORKER), str(settings_file)], devices),
-        environment=_own(os.environ) | added,
+        environment=own(os.environ) | added,
         cwd=cell.workload.folder,
         folder=folder,
         ranks=ranks,
@@ -136,10 +149,10 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
         metrics=_metrics(cell, seen, judged, phase),
         devices=_devices(cell, seen, judged),
         precision=judged.precision,
-        environment=_environment(context, interpreter, seen, added),
+        environment=environment_record(context, interpreter, seen, added),
         logs={rank: str(path.relative_to(context.folder)) for rank, path in seen.logs.items()},
         duration_s=round(seen.duration_s, 3),
-        reproduce=_command_line(cell.workload.folder, added, by_hand),
+        reproduce=command_line(cell.workload.folder, added, by_hand),
     )
 
 
@@ -163,24 +176,30 @@ def script_arguments(cell: Cell, steps: int, log_every: int) -> list[str]:
 
 def variables(cell: Cell, ranks: int, beside: int) -> dict[str, str]:
     """The variables that a cell gets: its backend's, its accelerator's, threads for each process, and its axes' own."""
-    threads = max(1, cores() // (ranks * beside))
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        **threads(ranks, beside),
         **cell.backend.environment,
         **cell.accelerator.environment(cell.backend.framework, cell.layout.devices),
         **cell.environment,
     }
 
 
-def _own(environment: Mapping[str, str]) -> dict[str, str]:
+def threads(ranks: int, beside: int) -> dict[str, str]:
+    """Threads for each of so many processes, of so many cells at a time."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // (ranks * beside))))}
+
+
+def own(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a cell inherits of the variables of this process."""
     return {
         name: value for name, value in environment.items() if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
     }
 
 
-def _new_folder(parent: Path, phase: Phase) -> Path:
+def new_folder(parent: Path, kind: str) -> Path:
+    """A new folder `KIND-N` for an attempt."""
     for number in itertools.count(1):
-        folder = parent / f"{phase}-{number}"
+        folder = parent / f"{kind}-{number}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -271,9 +290,10 @@ def _devices(cell: Cell, seen: Observation, judged: Judged) -> Devices:
     )
 
 
-def _environment(
+def environment_record(
     context: Context, interpreter: Interpreter, seen: Observation, added: Mapping[str, str]
 ) -> dict[str, Any]:
+    """What a record says of the environment of its run."""
     end = next((end for rank in sorted(seen.events) if (end := seen.last("end", rank))), {})
     return {
         "interpreter": interpreter.path,
@@ -285,7 +305,7 @@ def _environment(
     }
 
 
-def _command_line(folder: Path, added: Mapping[str, str], command: list[str]) -> str:
+def command_line(folder: Path, added: Mapping[str, str], command: list[str]) -> str:
     """The same by hand, without this tool, as one line for a shell."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
     return f"cd {shlex.quote(str(folder))} && {' '.join([*assignments, shlex.join(command)])}"

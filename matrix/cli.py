@@ -106,6 +106,7 @@ def _workers(text: str) -> int:
 
 def _plan(options: argparse.Namespace, rest: list[str]) -> int:
     from matrix import listing, runner, session
+    from matrix.evidence import stage
 
     asked = session.Options(options.definition, options.select, tuple(options.python))
     planned = session.make_plan(asked)
@@ -119,6 +120,9 @@ def _plan(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps([{**cell, "unavailable": notes[cell["cell"]]} for cell in cells], indent=2))
         return 0
     words = {name: f"unproven: {note}" if note else "runs here" for name, note in notes.items()}
+    for cell in planned.cells:
+        if notes[cell.id] and cell.accelerator.absent() and (shown := stage.outlook(context, cell)):
+            words[cell.id] = f"{shown}, not executed: {notes[cell.id]}"
     print(listing.as_table(planned, words))
     for notice in planned.notices:
         print(f"note: {notice}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from annotated_types import MinLen
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, model_validator
+from pydantic_core import CoreSchema
 
 from matrix import accelerators, backends, journal
 from matrix.errors import UsageError, nearest
+from matrix.evidence import targets
 from matrix.failures import CAUSES
 from matrix.schema import (
     Count,
@@ -19,6 +22,7 @@ from matrix.schema import (
     Match,
     OneOrMore,
     Plain,
+    Positive,
     Seconds,
     Section,
     Text,
@@ -182,6 +186,40 @@ class Environment(Section):
     python: Text = Field(description="The interpreter, relative to the definition.")
 
 
+class Target(Section):
+    """Chips to compile for; a bare name is short for one with that name under `chips`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    chips: Word = Field(description="A TPU topology (v5e:2x2), a GPU (h100), or `any`: no particular chip.")
+    num_slices: Count = Field(default=1, description="TPU slices, joined by a data-centre network.")
+    serves: dict[Word, OneOrMore] = Field(default={}, alias="for", description="The cells that are compiled for it.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, data: Any) -> Any:
+        return {"chips": data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core))]}
+
+
+class Evidence(Section):
+    """What to show of cells whose accelerator is absent: for each accelerator, the chips to compile for."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Annotated[list[Target], MinLen(1)]] = Field(init=False)
+
+    timeout: Seconds = Field(default=600.0, description="Seconds that one source may take for one target.")
+    memory_gib: Positive = Field(default=12.0, description="Memory that its processes may take, compiler included.")
+
+    @property
+    def targets(self) -> dict[str, list[Target]]:
+        """By accelerator."""
+        return self.__pydantic_extra__ or {}
+
+
 class Definition(Section):
     """A matrix of training jobs: what runs where, and what is known to fail."""
 
@@ -198,7 +236,11 @@ class Definition(Section):
     override: list[Override] = Field(default=[], max_length=MAX_ENTRIES, description="Other settings for some cells.")
     expect: list[Expect] = Field(default=[], max_length=MAX_ENTRIES, description="Known failures.")
     require: dict[Word, OneOrMore] = Field(default={}, description="Cells that must be executed.")
-    environments: dict[Word, Environment] = Field(default={}, description="The interpreter of a backend's cells.")
+    evidence: Evidence = Field(default=Evidence(), description="What to show of cells whose accelerator is absent.")
+    environments: dict[Word, Environment] = Field(
+        default={},
+        description="The interpreter of a backend's cells (`jax`), or of those on one accelerator (`jax-tpu`).",
+    )
     workloads: list[Text] = Field(
         default=["workloads"],
         description="Folders of workloads, relative to the definition; the shipped come last.",
@@ -282,6 +324,12 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Definition.model_json_schema()}
 
 
+def environment_names(backends: Iterable[str], accelerators: Iterable[str]) -> list[str]:
+    """What an interpreter can be named for: a backend, or a backend on one accelerator."""
+    accelerators = list(accelerators)
+    return [*backends, *(f"{backend}-{each}" for backend in backends for each in accelerators)]
+
+
 def _find(name: str) -> Path:
     names = shipped()
     if name in names:
@@ -322,8 +370,18 @@ def _check(definition: Definition) -> None:
         _check_match(definition.error, expect.match, known, ("expect", index, "match"))
         _check_word(definition.error, "cause", expect.cause, CAUSES, ("expect", index, "cause"))
     _check_match(definition.error, definition.require, known, ("require",))
-    for backend in definition.environments:
-        _check_word(definition.error, "backend", backend, known["backend"], ("environments", backend), True)
+    owners = environment_names(known["backend"], known["accelerator"])
+    for name in definition.environments:
+        _check_word(definition.error, "backend", name, owners, ("environments", name), True)
+    for accelerator, wanted in definition.evidence.targets.items():
+        place = ("evidence", accelerator)
+        _check_word(definition.error, "accelerator", accelerator, known["accelerator"], place, True)
+        for index, target in enumerate(wanted):
+            _check_match(definition.error, target.serves, known, (*place, index, "for"))
+            try:
+                targets.describe(accelerator, target.chips, target.num_slices)
+            except UsageError as error:
+                raise definition.error(error.message, (*place, index)) from None
     if "workloads" in definition.model_fields_set:
         for index, folder in enumerate(definition.search):
             if not os.path.isdir(folder):

@@ -38,6 +38,20 @@ print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable
 
 
 @dataclass(frozen=True)
+class Compiler:
+    """A backend's interpreter that shall also have the compiler of an accelerator that is absent.
+
+    Attributes:
+        name: `BACKEND-ACCELERATOR`, as `--python` and `environments:` know it.
+        packages: the distributions that make up the compiler.
+    """
+
+    backend: Backend
+    name: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Interpreter:
     """What was found out about one backend's interpreter.
 
@@ -72,19 +86,24 @@ class Interpreter:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def parse_python_options(options: Iterable[str], backends: Mapping[str, Backend]) -> dict[str, str]:
+def parse_python_options(options: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """`["torch=/venv/bin/python"]` -> `{"torch": "/venv/bin/python"}`.
+
+    Args:
+        options: as they were given.
+        names: backends, and backends on one accelerator (`jax-tpu`).
 
     Raises:
         UsageError: not of that form, an unknown backend, or no such interpreter.
     """
+    names = list(names)
     chosen = {}
     for option in options:
         name, equals, path = option.partition("=")
         if not equals or not path:
             raise UsageError(f"--python takes BACKEND=PATH, got '{option}'")
-        if name not in backends:
-            raise UsageError(f"--python: unknown backend '{name}': {nearest(name, backends)}")
+        if name not in names:
+            raise UsageError(f"--python: unknown backend '{name}': {nearest(name, names)}")
         chosen[name] = _existing(path, f"--python {name}")
     return chosen
 
@@ -99,27 +118,25 @@ def _existing(path: str, origin: str) -> str:
 
 
 def find(
-    backends: Iterable[Backend], chosen: Mapping[str, str], defined: Mapping[str, str] | None = None
+    backends: Iterable[Backend],
+    chosen: Mapping[str, str],
+    defined: Mapping[str, str] | None = None,
+    compilers: Iterable[Compiler] = (),
 ) -> dict[str, Interpreter]:
     """The interpreter of each backend: the first of `--python`, the definition's, the current one that has the package.
 
     Args:
         backends: the backends of the plan.
-        chosen: interpreters from the command line, by backend.
-        defined: interpreters from the definition, by backend; one that does not exist is passed over.
+        chosen: interpreters from the command line, by backend or compiler.
+        defined: interpreters from the definition, likewise; one that does not exist is passed over.
+        compilers: what is looked for besides: of the candidates with the backend's package the first that has all of
+            the compiler's, else the first. An interpreter that is named for a compiler comes before its backend's.
 
     Child processes ask; this process imports no framework.
     """
-    candidates: dict[str, list[tuple[str, str]]] = {}
-    wanted = list(backends)
-    for backend in wanted:
-        if backend.name in chosen:  # what a person asks for is not replaced by another
-            candidates[backend.name] = [("--python", chosen[backend.name])]
-            continue
-        own = []
-        if defined and backend.name in defined and os.access(defined[backend.name], os.X_OK):
-            own.append(("environments", os.path.abspath(defined[backend.name])))
-        candidates[backend.name] = [*own, ("current", sys.executable)]
+    wanted, besides = list(backends), list(compilers)
+    candidates = {backend.name: _candidates((backend.name,), chosen, defined or {}) for backend in wanted}
+    candidates |= {each.name: _candidates((each.name, each.backend.name), chosen, defined or {}) for each in besides}
     paths = sorted({path for each in candidates.values() for _, path in each})
     children = _Children()
     with ThreadPoolExecutor(4) as pool:
@@ -140,21 +157,35 @@ def find(
             probe, trouble = said[interpreter.path, str(backend.probe)]
             interpreter = replace(interpreter, probe=probe, trouble=trouble)
         found[backend.name] = interpreter
-    return found
+    return found | {each.name: _pick(each.backend, candidates[each.name], asked, each.packages) for each in besides}
+
+
+def _candidates(names: tuple[str, ...], chosen: Mapping[str, str], defined: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Origin and path of the interpreters that may serve what has these names, the nearest name first."""
+    for name in names:
+        if name in chosen:  # what a person asks for is not replaced by another
+            return [("--python", chosen[name])]
+    there = [defined[name] for name in names if name in defined and os.access(defined[name], os.X_OK)]
+    return [*(("environments", os.path.abspath(path)) for path in there), ("current", sys.executable)]
 
 
 def _pick(
-    backend: Backend, candidates: list[tuple[str, str]], asked: Mapping[str, tuple[dict[str, Any], str | None]]
+    backend: Backend,
+    candidates: list[tuple[str, str]],
+    asked: Mapping[str, tuple[dict[str, Any], str | None]],
+    packages: tuple[str, ...] = (),
 ) -> Interpreter:
-    reasons = []
+    reasons, found = [], []
     for origin, path in candidates:
         answer, trouble = asked[path]
         if trouble is not None:
             reasons.append(f"{path}: {trouble}")
         elif backend.distribution.lower() in answer["packages"]:
-            return Interpreter(path, origin, answer["python"], answer["packages"])
+            found.append(Interpreter(path, origin, answer["python"], answer["packages"]))
         else:
             reasons.append(f"{path} has no package '{backend.distribution}'")
+    if found:
+        return next((each for each in found if all(name in each.packages for name in packages)), found[0])
     return Interpreter(None, absent=f"{backend.distribution} is not installed: " + "; ".join(reasons))
 
 

@@ -172,8 +172,57 @@ class Changes(Record):
     hunks: int
 
 
+class Target(Record):
+    """The chips that an absent accelerator's cell was compiled for."""
+
+    accelerator: str
+    name: str
+    """As the definition writes it: `v5e:2x2`, `h100`; `any` where the evidence is about no particular chip."""
+    slices: int = 1
+    about: str = ""
+    """For a person: `2 slices of TPU v5e 2x2`."""
+    devices: int | None = None
+    """How many chips there are, over all slices; None where there can be any number."""
+    memory_bytes: int | None = None
+    """Of one chip."""
+    kind: str = ""
+    """What the compiler calls the chip."""
+    compiler: str = ""
+    """Its package and version."""
+
+
+class Function(Record):
+    """A jitted function or a captured graph, compiled for a target. Numbers are those of one device."""
+
+    name: str
+    calls: int = 1
+    devices: int = 1
+    compile_s: float | None = None
+    cached: bool = False
+    """Whether an earlier compilation of the same program for the same target by the same compiler was used."""
+    collectives: dict[str, int] = {}
+    """How often each stands in the optimised program."""
+    peak_bytes: int | None = None
+    argument_bytes: int | None = None
+    flops: float | None = None
+    bytes: float | None = None
+    """Moved to and from memory."""
+    scans_counted_once: int = 0
+    """Loops in the optimised program; `flops` and `bytes` count the body of each once, however often it runs."""
+
+
+class Compiled(Record):
+    """What a target's compiler made of a source."""
+
+    functions: list[Function] = []
+    recompiles: int = 0
+    """Programs beyond the first of each function: it was called with other shapes."""
+    notes: list[str] = []
+    """What a reader should know: host syncs, operators that fall back to the CPU, what was left out."""
+
+
 class AttemptRecord(Record):
-    """One run of one source in one cell."""
+    """One run of one source in one cell; or, without the cell's accelerator, what else shows something of it."""
 
     kind: Literal["attempt"] = "attempt"
     schema_: int = Field(SCHEMA, alias="schema")
@@ -197,6 +246,9 @@ class AttemptRecord(Record):
     devices: Devices = Devices()
     precision: str | None = None
     changes: Changes | None = None
+    target: Target | None = None
+    """Where the accelerator is absent: the chips that the attempt is about."""
+    compiled: Compiled | None = None
     environment: dict[str, Any] = {}
     logs: dict[str, str] = {}
     """By rank: the file of its output, relative to the journal's folder."""

@@ -104,22 +104,29 @@ def current(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
     """The attempts that speak for the cell now: of each source and phase, those of the newest key.
 
     After an edit of a script or a reference, the attempts made before it stay in the journal as history; so do
-    measurements of a source that was edited and has not been measured since.
+    measurements of a source that was edited and has not been measured since. What a cell shows without its
+    accelerator has such a history for each target.
     """
-    newest: dict[tuple[str | None, str], str] = {}
+    newest: dict[tuple[str | None, str, str | None], str] = {}
     for attempt in attempts:
-        group = attempt.source, attempt.phase
+        group = attempt.source, attempt.phase, _target(attempt)
         if attempt.phase == "correctness" and newest.get(group) not in (None, attempt.key):
-            newest.pop((attempt.source, "measurement"), None)
+            newest.pop((attempt.source, "measurement", None), None)
         newest[group] = attempt.key
-    return [a for a in attempts if newest.get((a.source, a.phase)) == a.key]
+    return [a for a in attempts if newest.get((a.source, a.phase, _target(a))) == a.key]
+
+
+def _target(attempt: AttemptRecord) -> str | None:
+    """What an attempt without the accelerator is about."""
+    return attempt.target.about if attempt.target else None
 
 
 def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:
-    final: dict[str | None, AttemptRecord] = {}  # of each source, the last attempt that came to a result
+    final: dict[tuple[str | None, str | None], AttemptRecord] = {}  # of a source, the last that came to a result
     for attempt in (a for a in attempts if a.phase == "correctness"):
-        if attempt.outcome in ("pass", "fail") or attempt.source not in final:
-            final[attempt.source] = attempt
+        mark = attempt.source, _target(attempt)
+        if attempt.outcome in ("pass", "fail") or mark not in final:
+            final[mark] = attempt
     results = list(final.values())
     errors = [a for a in results if a.outcome == "error"]
     if any(a.role != "port" for a in errors):  # what the baseline does is not known, whatever a port does
@@ -138,16 +145,35 @@ def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verd
         attempt = _telling(executed)
         message = attempt.failure.message if attempt.failure else "failed"
         return "broken", message, attempt
-    weaker = [a for a in results if a.evidence not in ("executed", "none")]
-    for attempt in weaker:
+    return _shown(results)
+
+
+STRENGTH = ("compiled", "traced", "lowered", "none")
+
+
+def _shown(results: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:
+    """The verdict of a cell that was not executed: refused as soon as one of its targets accepts no source of it."""
+    if not results:
+        return "unproven", "not run", None
+    accepted: dict[str | None, AttemptRecord] = {}
+    refused: dict[str | None, AttemptRecord] = {}
+    for attempt in sorted(results, key=lambda a: STRENGTH.index(a.evidence)):
         if attempt.outcome == "pass":
-            return "unproven", f"{attempt.evidence}, not executed", attempt
-    if weaker:
-        attempt = weaker[-1]
-        return "refused", attempt.failure.message if attempt.failure else "the compiler refused", attempt
-    if results:
-        return "unproven", results[-1].reason or "unavailable", results[-1]
-    return "unproven", "not run", None
+            accepted.setdefault(_target(attempt), attempt)
+        elif attempt.outcome == "fail" and attempt.evidence != "none":
+            refused[_target(attempt)] = attempt
+    for target, attempt in refused.items():
+        if target not in accepted:
+            message = attempt.failure.message if attempt.failure else "the compiler refused"
+            return "refused", f"for {target}: {message}" if target else message, attempt
+    if not accepted:
+        last = results[-1]
+        return "unproven", last.reason or (last.failure.message if last.failure else "unavailable"), last
+    words: dict[str, list[str]] = {}
+    for target, attempt in accepted.items():
+        words.setdefault(attempt.evidence, []).append(target or "")
+    shown = [f"{kind} for {' and '.join(names)}" if all(names) else kind for kind, names in words.items()]
+    return "unproven", f"{'; '.join(shown)}, not executed", next(iter(accepted.values()))
 
 
 def _telling(executed: Sequence[AttemptRecord]) -> AttemptRecord:

@@ -17,12 +17,13 @@ from matrix.workload import FILE, Source
 WHOLE = 64 << 20  # bytes; of a larger data file size and modification time are taken instead of its content
 
 
-def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str) -> str:
+def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str, more: object = None) -> str:
     """The key of the attempts of one source in one cell.
 
     It covers the resolved cell, the bytes of the source and of every other file in the workload's folder that is not
     another source (data, helper modules), the reference and its tolerance, how the backend and the accelerator set a
-    cell up and look at it, interpreter and packages, and the version of the judge; not the text of the definition.
+    cell up and look at it, interpreter and packages, and the version of the judge; not the text of the definition. `more`
+    is what else there is: the target that it is compiled for.
     """
     run, backend = cell.run.model_dump(), cell.backend
     measure = run.pop("measure")
@@ -42,6 +43,7 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str)
         "interpreter": interpreter.fingerprint(),
         "judge": outcome.VERSION,
         "phase": phase,
+        **({"more": more} if more is not None else {}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -14,8 +14,9 @@ from matrix import accelerators, backends, journal, workload
 from matrix.accelerators import Accelerator
 from matrix.accuracy import BY_DTYPE, tolerance
 from matrix.backends import Backend
-from matrix.definition import AXES, Definition, Run
+from matrix.definition import AXES, Definition, Evidence, Run
 from matrix.errors import UsageError, nearest
+from matrix.evidence import targets
 from matrix.workload import Implementation, Source, Workload, matches
 from matrix.yamlfile import Location, shown
 
@@ -35,6 +36,8 @@ class Cell:
         environment: the variables that further axes set.
         expectation: its known failure.
         required: whether the definition requires it to be executed.
+        targets: what it is compiled for where its accelerator is absent.
+        limits: of that.
     """
 
     id: str
@@ -49,6 +52,8 @@ class Cell:
     environment: Mapping[str, str]
     expectation: journal.Expectation | None
     required: bool
+    targets: tuple[journal.Target, ...] = ()
+    limits: Evidence = field(default_factory=Evidence)
 
     def sources(self) -> tuple[Source | None, tuple[Source, ...]]:
         """The baseline, and the ports that serve this cell in the order of the workload's file."""
@@ -250,9 +255,16 @@ class _Planner:
             environment=environment,
             expectation=expected[-1] if expected else None,
             required=bool(definition.require) and matches(definition.require, axes, layout),
+            targets=tuple(self.targets(axes, layout)),
+            limits=definition.evidence,
         )
         self.check(cell, overrides)
         return cell
+
+    def targets(self, axes: Mapping[str, str], layout: journal.Layout) -> Iterator[journal.Target]:
+        for each in self.definition.evidence.targets.get(axes["accelerator"], ()):
+            if matches(each.serves, axes, layout):
+                yield targets.describe(axes["accelerator"], each.chips, each.num_slices)
 
     def run(self, overrides: tuple[int, ...]) -> Run:
         if overrides not in self.runs:
@@ -324,6 +336,11 @@ class _Planner:
         matchers: list[tuple[Location, Mapping[str, tuple[str, ...]]]] = [
             *((("override", i, "match"), each.match) for i, each in enumerate(self.definition.override)),
             *((("expect", i, "match"), each.match) for i, each in enumerate(self.definition.expect)),
+            *(
+                (("evidence", accelerator, i), {**each.serves, "accelerator": (accelerator,)})
+                for accelerator, wanted in self.definition.evidence.targets.items()
+                for i, each in enumerate(wanted)
+            ),
         ]
         required = self.definition.require
         if len(required) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from matrix import accuracy, changes, judge
 from matrix.attempt import Context, Phase, blank, perform, unavailable
+from matrix.evidence import stage
 from matrix.failures import CAUSES, signature
 from matrix.journal import AttemptRecord, Failure
 from matrix.plan import Cell
@@ -50,7 +51,10 @@ def correctness(context: Context, cell: Cell) -> Iterator[AttemptRecord]:
     """Attempt the cell's sources until one passes; yields what was done now, not what `context.prior` holds."""
     reason = obstacle(context, cell)
     if reason is not None:
-        yield unavailable(context, cell, reason)
+        if cell.accelerator.absent():
+            yield from stage.attempts(context, cell, sources(cell), reason)
+        else:
+            yield unavailable(context, cell, reason)
         return
     for source in sources(cell):
         key = blank(context, cell, source)["key"]

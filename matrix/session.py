@@ -13,11 +13,12 @@ from typing import Any
 
 import filelock
 
-from matrix import definition, environments, journal, judge, keys, plan, version
+from matrix import accelerators, definition, environments, journal, judge, keys, plan, version
 from matrix.attempt import Context, now
 from matrix.backends import available
 from matrix.environments import Interpreter
 from matrix.errors import ToolError, UsageError
+from matrix.evidence import stage
 from matrix.journal import AttemptRecord, EndRecord, ProofRecord, ResumeRecord, RunRecord
 from matrix.plan import Cell, Plan
 
@@ -47,12 +48,14 @@ def make_plan(options: Options) -> Plan:
 
 
 def ask(options: Options, planned: Plan) -> dict[str, Interpreter]:
-    """The interpreters of the plan's backends, and what they say of themselves."""
+    """The interpreters of the plan's backends and of what its evidence needs, and what they say of themselves."""
     backends = {cell.backend.name: cell.backend for cell in planned.cells}
-    chosen = environments.parse_python_options(options.python, available())
-    named = {name: planned.definition.interpreter(name) for name in backends}
+    compilers = stage.compilers(planned)
+    names = definition.environment_names(available(), accelerators.available())
+    chosen = environments.parse_python_options(options.python, names)
+    named = {name: planned.definition.interpreter(name) for name in planned.definition.environments}
     defined = {name: str(path) for name, path in named.items() if path is not None}
-    return environments.find(backends.values(), chosen, defined)
+    return environments.find(backends.values(), chosen, defined, compilers)
 
 
 def context_without_run(options: Options, planned: Plan) -> Context:

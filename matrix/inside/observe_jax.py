@@ -39,19 +39,19 @@ def shape_of(text):
 
 
 class Program:
-    """One compilation: the computation as given, and the executable made of it. Nothing is read before it has to be."""
+    """One compilation: the computation as given, its devices, and the FLOPs of one of them in what was made of it.
 
-    def __init__(self, computation, executable):
+    Nothing is read before it has to be.
+    """
+
+    def __init__(self, computation, devices, flops):
         self.computation = computation
-        self.executable = executable
         main = self.functions()["main"]
         self.name = computation.operation.attributes["sym_name"].value
         self.inputs = [str(each) for each in main.type.inputs]
         self.outputs = [str(each) for each in main.type.results]
-        self.devices = list(executable.local_devices())
-        costs = executable.cost_analysis()
-        costs = costs[0] if isinstance(costs, (list, tuple)) else costs
-        self.flops = float((costs or {}).get("flops", 0.0))
+        self.devices = devices
+        self.flops = flops
         self.found = None
 
     def functions(self):
@@ -107,7 +107,14 @@ class Program:
         text = str(self.computation)
         made = _jax.mlir.mlir_module_to_xla_computation(text, use_tuple_args=False, return_tuple=False)
         module = made.get_hlo_module() if hasattr(made, "get_hlo_module") else made.as_hlo_module()
-        return float(_jax.hlo_module_cost_analysis(self.executable.client, module)["flops"])
+        return float(_jax.hlo_module_cost_analysis(self.devices[0].client, module)["flops"])
+
+
+def flops(executable):
+    """FLOPs of one device, by the compiler's own count."""
+    costs = executable.cost_analysis()
+    costs = costs[0] if isinstance(costs, (list, tuple)) else costs
+    return float((costs or {}).get("flops", 0.0))
 
 
 class Observer:
@@ -142,7 +149,7 @@ class Observer:
         def compile_or_get_cached(backend, computation, *args, **kwargs):
             executable = original(backend, computation, *args, **kwargs)
             try:
-                self.programs.append(Program(computation, executable))
+                self.programs.append(Program(computation, list(executable.local_devices()), flops(executable)))
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"
             return executable

@@ -410,6 +410,8 @@ def begin(settings, name):
     observer = load(settings["observer"])["observe"](AfterImport)
     watch = Watch(events, observer, re.compile(settings["progress"]) if settings["progress"] else None)
     observer.enough = watch.look
+    if settings.get("task"):  # what is to be shown without the accelerator (`matrix.evidence`)
+        observer.task, observer.emit = settings["task"], events.emit
     sys.stdout = sys.__stdout__ = watched_stream(sys.stdout, watch)
     sys.stderr = sys.__stderr__ = watched_stream(sys.stderr, watch)
     return events, observer, watch

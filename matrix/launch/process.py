@@ -27,6 +27,7 @@ KEEP_BYTES = 16 << 20  # of each log; the middle of a longer one is left out
 MAX_EVENTS = 64 << 20  # bytes of events of one rank: a script that logs without end must not fill the disk
 SPY_S = 10.0  # py-spy answers in milliseconds; a process in uninterruptible sleep never
 EXIT_S = 30.0  # for a killed tree to be gone
+WEIGH_S = 0.5  # between two looks at the memory of an attempt that may take only so much
 
 Event = Mapping[str, Any]
 
@@ -45,6 +46,7 @@ class Order:
         no_progress_s: limit for the time without any progress line.
         progress: a regex for progress lines that are not `name=value` pairs.
         echo: whether output is also shown on this process's standard error.
+        memory_bytes: limit for the resident memory of all its processes together; None for none.
     """
 
     command: list[str]
@@ -56,6 +58,7 @@ class Order:
     no_progress_s: float
     progress: str | None = None
     echo: bool = False
+    memory_bytes: int | None = None
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Observation:
         started: CLOCK_MONOTONIC when the command was started.
         duration_s: wall-clock time until nothing was left of it.
         code: exit code of the command; negative for a signal; None when it was ended by us.
-        ended_by: why we ended it: `timeout`, `hang`, `untrue`, or None.
+        ended_by: why we ended it: `timeout`, `hang`, `memory`, `untrue`, or None.
         events: the events of each rank, in order.
         stacks: of ranks that hung, their Python stacks.
         logs: log files, by rank ("launcher" for the command's own output).
@@ -215,7 +218,7 @@ def _follow(
     """Wait for the end, reading events; returns the supervisor's messages."""
     assert supervisor.stdout
     output = supervisor.stdout.fileno()
-    text, news, killing = b"", seen.started, math.inf
+    text, news, killing, weigh = b"", seen.started, math.inf, seen.started
     while time.monotonic() < killing + EXIT_S:
         if select.select([output], [], [], POLL_S)[0]:
             data = os.read(output, 65536)
@@ -233,8 +236,12 @@ def _follow(
             seen.ended_by = "timeout"
         if seen.ended_by is None and now - news > order.no_progress_s:
             seen.ended_by = "hang"
+        if seen.ended_by is None and order.memory_bytes is not None and now >= weigh:
+            weigh = now + WEIGH_S
+            if resident(supervisor.pid) > order.memory_bytes:
+                seen.ended_by = "memory"
         if seen.ended_by is not None:
-            if seen.ended_by != "untrue":
+            if seen.ended_by in ("timeout", "hang"):
                 seen.stacks = stacks(seen)
             _tell(supervisor, "kill")
             killing = now
@@ -253,6 +260,16 @@ def _collect(order: Order, seen: Observation, files: dict[int, _Events]) -> bool
             new = True
             seen.events.setdefault(rank, []).extend(events)
     return new
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process and all below it occupy."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                total += each.memory_info().rss
+    return total
 
 
 def stacks(seen: Observation) -> dict[str, str]:
