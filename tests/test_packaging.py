@@ -27,6 +27,7 @@ def test_the_wheel_carries_definitions_workloads_and_pages(wheel: Path) -> None:
     for file in (
         "matrix/definitions/cpu.yaml",
         "matrix/definitions/schema.json",
+        "matrix/evidence/gpus/h100.txtpb",
         "matrix/inside/worker.py",
         "matrix/launch/supervisor.py",
         "matrix/pytest.ini",

@@ -132,6 +132,19 @@ def test_an_override_can_set_a_default_back() -> None:
     assert Run(steps=20).merged(Run(steps=30)).steps == 30
 
 
+def test_what_to_show_of_absent_accelerators_is_given_by_name_or_in_full(tmp_path: Path) -> None:
+    text = "evidence: {tpu: [v5e:2x2, {chips: v5e:2x2, num_slices: 2, for: {devices: 8}}], cuda: [h100], timeout: 60}\n"
+    loaded = load(write(tmp_path, MATRIX + "layouts: {dp8: {devices: 8, strategy: data}}\n" + text))
+    assert loaded.evidence.timeout == 60.0
+    assert {name: [each.model_dump() for each in found] for name, found in loaded.evidence.targets.items()} == {
+        "tpu": [
+            {"chips": "v5e:2x2", "num_slices": 1, "serves": {}},
+            {"chips": "v5e:2x2", "num_slices": 2, "serves": {"devices": ("8",)}},
+        ],
+        "cuda": [{"chips": "h100", "num_slices": 1, "serves": {}}],
+    }
+
+
 def test_numbers_and_booleans_on_an_axis_are_names_as_written(tmp_path: Path) -> None:
     text = MATRIX + "  bits: [8, 1.50, true, on, 2027-06-30]\naxes: {bits: {environment: BITS}}\n"
     loaded = load(write(tmp_path, text + "exclude: [{bits: 1.50}, {bits: [true, 8]}]\n"))
@@ -199,6 +212,24 @@ def test_numbers_and_booleans_on_an_axis_are_names_as_written(tmp_path: Path) ->
         ("include: [{workload: [a]}]\n", "6:22: expected text, got a list"),
         ("include: [{xyzzy: red}]\n", "6:12: unknown axis 'xyzzy': valid: accelerator, backend, layout, workload"),
         ("environments: {jaxx: {python: p}}\n", "6:16: unknown backend 'jaxx': did you mean 'jax'?"),
+        ("environments: {jax-tpuu: {python: p}}\n", "6:16: unknown backend 'jax-tpuu': did you mean 'jax-tpu'?"),
+        ("evidence: {tpu: [v5e]}\n", "6:18: expected a TPU topology such as v5e:2x2, or 'any', got 'v5e'"),
+        ("evidence: {tpu: [v5x:2x2]}\n", "6:18: unknown TPU 'v5x': did you mean 'v5p'?"),
+        ("evidence: {cuda: [h1000]}\n", "6:19: unknown GPU 'h1000': did you mean 'h100'?"),
+        ("evidence: {cpu: [h100]}\n", "6:18: cpu has no compiler that works without one: expected 'any', got 'h100'"),
+        ("evidence: {tpuu: [any]}\n", "6:12: unknown accelerator 'tpuu': did you mean 'tpu'?"),
+        ("evidence: {tpu: [{chips: v5e:2x2, slices: 2}]}\n", "6:35: unknown key 'slices': did you mean 'num_slices'?"),
+        ("evidence: {tpu: [{chips: v5e:2x2, num_slices: 0}]}\n", "6:47: expected a positive number, got 0"),
+        (
+            "evidence: {cuda: [{chips: h100, num_slices: 2}]}\n",
+            "6:19: only TPUs come in slices, and 'h100' is for cuda",
+        ),
+        (
+            "evidence: {tpu: [{chips: v5e:2x2, for: {layout: dp3}}]}\n",
+            "6:49: unknown layout 'dp3': valid: single",
+        ),
+        ("evidence: {tpu: []}\n", "6:17: expected at least one value, got an empty list"),
+        ("evidence: {timeout: 0}\n", "6:21: expected a positive number, got 0"),
         ("environments: {jax: p}\n", "6:21: expected keys and values, got 'p'"),
         ("layouts: {single: {devices: 1}}\n", "6:11: the layout 'single' is built in: choose another name"),
         ("layouts: {a/b: {nodes: 2, strategy: data}}\n", "6:11: a name cannot contain '/', got 'a/b'"),
