@@ -58,6 +58,7 @@ _AS_TEXT: tuple[Location, ...] = (
     ("run", "dtype"),
     ("override", "*", "run", "size"),
     ("override", "*", "run", "dtype"),
+    ("evidence", "*", "*", "for"),
 )
 """What YAML would take for a number or a boolean, but is a name here."""
 
