@@ -109,7 +109,7 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
     steps, log_every = cell.run.steps, cell.run.log_every
     if phase == "measurement":
         steps, log_every = cell.run.measure.steps, cell.run.measure.log_every
-    arguments = script_arguments(cell, steps, log_every)
+    arguments = [*script_arguments(cell, steps, log_every), *source.arguments]
     ranks = commands.ranks(source.launch, cell.layout.devices)
     added = variables(cell, ranks, context.beside if phase == "correctness" else 1)
     folder = new_folder(context.folder / "attempts" / cell.id, phase)

@@ -48,6 +48,7 @@ class Source:
         serves: of a port, the axes or properties of a layout and the values of the cells that it is for.
         written_for: of a baseline, the accelerator that it was written for, or "any".
         place: where the workload's file speaks of it.
+        arguments: of a port, what is added to its command line: one file may serve several strategies.
     """
 
     file: Path
@@ -57,6 +58,7 @@ class Source:
     serves: Mapping[str, tuple[str, ...]]
     written_for: str
     place: Location
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class _Baseline(Section):
 class _Port(Section):
     file: Text
     launch: Text | None = None
+    arguments: tuple[Text, ...] = ()
     serves: Match = Field(alias="for")
 
 
@@ -205,7 +208,8 @@ def _baseline(document: Document, model: _Baseline, place: Location) -> Source:
 
 def _port(document: Document, model: _Port, place: Location) -> Source:
     file, name = _file(document, model.file, (*place, "file"))
-    return Source(file, name, "port", _launch(document, model.launch, place), model.serves, "any", place)
+    launch = _launch(document, model.launch, place)
+    return Source(file, name, "port", launch, model.serves, "any", place, model.arguments)
 
 
 def _launch(document: Document, launch: str | None, place: Location) -> str | None:

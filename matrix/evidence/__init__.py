@@ -33,6 +33,8 @@ class Work:
     """The attempt's own: logs, events, and whatever the observer leaves there."""
     timeout_s: float
     memory_bytes: int
+    compiler: str = ""
+    """The packages that compile for it, with versions."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def task(work: Work) -> dict[str, Any]:
         "config": str(gpu_file(work.target.name)),
         "devices": work.cell.layout.nodes * work.cell.layout.devices,
         "folder": str(work.folder),
+        "compiler": work.compiler,
         "cache": str(work.context.folder.parent / ".cache" / "compiled"),
     }
 

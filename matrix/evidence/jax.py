@@ -93,7 +93,7 @@ def compiled_of(seen: Observation) -> Compiled:
 
 def _target(work: Work, seen: Observation) -> Target:
     said = seen.last("compiled", 0) or {}
-    return work.target.model_copy(update={"kind": said.get("kind", ""), "compiler": said.get("compiler", "")})
+    return work.target.model_copy(update={"kind": said.get("kind", ""), "compiler": work.compiler})
 
 
 def _evidence(work: Work) -> Any:

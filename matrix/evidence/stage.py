@@ -113,19 +113,31 @@ def attempts(context: Context, cell: Cell, sources: list[Source], absence: str) 
     if not cell.targets or not sources:
         yield unavailable(context, cell, absence)
         return
+    fails: set[str] = set()  # whatever the target: another one need not be asked
     for producer, target in chances(cell):
         reason = obstacle(context, cell, producer, target)
         if reason is not None or producer is None:
             yield unavailable(context, cell, f"{absence}; {reason}", target)
             continue
-        for source in sources:
+        for source in (each for each in sources if each.name not in fails):
             known_fields = _known(context, cell, source, producer, target)
             known = [a for a in context.prior if a.key == known_fields["key"] and a.outcome in ("pass", "fail")]
             attempt = known[-1] if known else perform(context, cell, source, producer, target, known_fields)
             if not known:
                 yield attempt
+            if attempt.outcome == "fail" and attempt.evidence == "none":
+                fails.add(source.name)
             if attempt.outcome == "pass" or attempt.outcome == "error":
                 break
+
+
+def compiler_of(context: Context, cell: Cell, producer: Producer) -> str:
+    """What compiles for the cell's accelerator: packages with their versions, the framework's first."""
+    if producer.compiler is None:
+        return ""
+    found = context.interpreters[f"{producer.compiler}-{cell.accelerator.name}"].packages
+    names = (producer.compiler, *producer.packages.get(cell.accelerator.name, ()))
+    return ", ".join(f"{name} {found[name]}" for name in names if name in found)
 
 
 def _known(context: Context, cell: Cell, source: Source, producer: Producer, target: Target) -> dict[str, Any]:
@@ -145,8 +157,9 @@ def perform(
     limits = cell.limits
     devices = cell.layout.nodes * cell.layout.devices
     folder = new_folder(context.folder / "attempts" / cell.id, "evidence")
-    work = Work(context, cell, source, target, folder, limits.timeout, int(limits.memory_gib * GIB))
-    arguments = script_arguments(cell, cell.run.steps, cell.run.log_every)
+    compiler = compiler_of(context, cell, producer)
+    work = Work(context, cell, source, target, folder, limits.timeout, int(limits.memory_gib * GIB), compiler)
+    arguments = [*script_arguments(cell, cell.run.steps, cell.run.log_every), *source.arguments]
     ranks = commands.ranks(source.launch, devices)
     added = {
         **threads(ranks, context.beside),

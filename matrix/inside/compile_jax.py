@@ -19,6 +19,7 @@ Private names used: `jax._src.core.trace_state_clean`, `jax._src.compiler`, `jax
 
 import functools
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -52,12 +53,11 @@ class Chips:
     """The target's devices, and what its compiler is."""
 
     def __init__(self, task):
-        import jax
         from jax.experimental import topologies
 
         target = task["target"]
         self.platform, self.slices = target["accelerator"], target["slices"]
-        self.compiler, self.devices, self.kind = "", [], ""
+        self.compiler, self.devices, self.kind = task["compiler"], [], ""
         if target["name"] == "any":
             return
         if self.platform == "tpu":
@@ -69,9 +69,6 @@ class Chips:
             shape = f"1x1x{task['devices']}"
             self.devices = topologies.get_topology_desc("", "cuda", target_config=config, topology=shape).devices
         self.kind = self.devices[0].device_kind
-        version = self.devices[0].client.platform_version
-        # Of TPUs it names the build of libtpu in its last line, of GPUs the version of CUDA.
-        self.compiler = f"jax {jax.__version__}, {' '.join(version.split())}"
 
 
 class Compiler:
@@ -110,7 +107,7 @@ class Compiler:
                     json.dump(found, file)
                 os.replace(file.name, path)
         self.done[digest] = found
-        self.emit("compiled", name=name, kind=self.chips.kind, compiler=self.chips.compiler)
+        self.emit("compiled", name=name, kind=self.chips.kind)
         return found
 
 
@@ -254,8 +251,9 @@ class Recorded:
         functools.update_wrapper(self, function, updated=())
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__wrapped__ = function
-        code = getattr(function, "__code__", None)
-        self.identity = (code.co_filename, code.co_firstlineno, code.co_name) if code else id(function)
+        inner = inspect.unwrap(function)
+        names = getattr(inner, "__module__", ""), getattr(inner, "__qualname__", str(id(inner)))
+        self.identity = *names, getattr(getattr(inner, "__code__", None), "co_firstlineno", 0)
 
     def __call__(self, *args, **kwargs):
         if self.observer.within_trace(args, kwargs):
