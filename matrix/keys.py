@@ -22,8 +22,8 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str,
 
     It covers the resolved cell, the bytes of the source and of every other file in the workload's folder that is not
     another source (data, helper modules), the reference and its tolerance, how the backend and the accelerator set a
-    cell up and look at it, interpreter and packages, and the version of the judge; not the text of the definition. `more`
-    is what else there is: the target that it is compiled for.
+    cell up and look at it, interpreter and packages, and the version of the judge; not the text of the definition.
+    `more` is what else there is: the target that it is compiled for.
     """
     run, backend = cell.run.model_dump(), cell.backend
     measure = run.pop("measure")

@@ -24,6 +24,7 @@ from matrix.attempt import (
 from matrix.environments import Compiler, Interpreter
 from matrix.evidence import Producer, Work, bounded, targets, task
 from matrix.journal import AttemptRecord, Target
+from matrix.keys import file_digest
 from matrix.launch import commands, process
 from matrix.launch.process import Order
 from matrix.plan import Cell, Plan
@@ -144,7 +145,7 @@ def _known(context: Context, cell: Cell, source: Source, producer: Producer, tar
     """The fields of the record that are known before anything ran."""
     where = interpreter(context, cell, producer)
     compiler = context.interpreters.get(f"{producer.compiler}-{cell.accelerator.name}", where)
-    more = [producer.name, target.model_dump(), compiler.fingerprint()]
+    more = [producer.name, file_digest(producer.observer), target.model_dump(), compiler.fingerprint()]
     return blank(context, cell, source, where=where, more=more)
 
 
