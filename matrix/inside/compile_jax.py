@@ -17,6 +17,7 @@ Private names used: `jax._src.core.trace_state_clean`, `jax._src.compiler`, `jax
 `jaxlib._jax`; verified with the versions below.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -29,9 +30,6 @@ import types
 
 VERIFIED = ("0.10.2",)
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send")
-OURS = re.compile(
-    r"serializ|custom calls? whose targets|host_callback", re.IGNORECASE
-)  # what only `jax.export` refuses
 
 _path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "observe_jax.py")
 _names = {"__name__": "<inside>", "__file__": _path}
@@ -47,6 +45,24 @@ def observe(after_import):
 
 class Stop(BaseException):
     """Ends the script where going on shows nothing more; no `except Exception` of the script's takes it."""
+
+
+class Refused(Exception):
+    """What the target's lowering rules or its compiler do not take, in their words."""
+
+
+@contextlib.contextmanager
+def refusing():
+    """Within, what is raised is a refusal of the target; but not what only `jax.export` itself cannot do."""
+    try:
+        yield
+    except Exception as error:
+        trace = error.__traceback__
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        if "/jax/_src/export/" in trace.tb_frame.f_code.co_filename.replace(os.sep, "/"):
+            raise
+        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 class Chips:
@@ -146,18 +162,15 @@ class Signature:
         self.tree = jax.tree.structure(traced.out_info)
         donated = [each.donated for each in jax.tree.leaves(traced.args_info)]
         platform = compiler.chips.platform
-        exported = jax.export.export(jitted, platforms=[platform])(*args, **kwargs)
+        with refusing():
+            exported = jax.export.export(jitted, platforms=[platform])(*args, **kwargs)
         self.count = exported.nr_devices
-        named = [leaf.sharding.mesh for leaf in jax.tree.leaves((args, kwargs)) if is_named(leaf)]
-        self.mesh = next((mesh for mesh in named if mesh.size == self.count), None)
         self.committed = any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves((args, kwargs)))
-        shape = self.mesh.shape if self.mesh is not None else {"all": self.count}
-        self.host = (
-            self.mesh if self.mesh is not None else Mesh(_grid(jax.devices()[: self.count], shape), tuple(shape))
-        )
+        self.host = self.mesh_of(exported, args, kwargs)
 
         def lower(devices):
-            mesh = Mesh(_grid(devices[: self.count], shape), tuple(shape))
+            names, shape = self.host.axis_names, self.host.devices.shape
+            mesh = Mesh(_grid(devices[: self.count], shape), names, axis_types=self.host.axis_types)
             shardings = exported.in_shardings_jax(mesh)
             whole = NamedSharding(mesh, PartitionSpec())
             leaves = [
@@ -171,22 +184,41 @@ class Signature:
 
             flat.__name__ = recorded.__name__
             donate = tuple(index for index, each in enumerate(donated) if each)
-            return observer.real_jit(flat, donate_argnums=donate).lower(*leaves)
-
-        self.computation = exported.mlir_module
+            # Where the script has set its mesh for a whole block, the target's takes its place.
+            within = contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
+            with within:
+                return observer.real_jit(flat, donate_argnums=donate).lower(*leaves)
 
         def make():
             if not compiler.chips.devices:
                 return None, None
-            compiled = lower(compiler.chips.devices).compile()
+            lowered = lower(compiler.chips.devices)
+            with refusing():
+                compiled = lowered.compile()
             specs = [_spec(each) for each in jax.tree.leaves(compiled.output_shardings)]
             return compiled.runtime_executable(), specs
 
-        content = exported.mlir_module_serialized + str((donated, exported.in_shardings_hlo, shape)).encode()
+        content = exported.mlir_module_serialized + str((donated, exported.in_shardings_hlo, self.host.shape)).encode()
         self.record = compiler.compile(recorded.__name__, content, self.count, make)
         self.exported = exported
         specs = self.record["specs"] or [None] * len(self.info)
         self.shardings = [NamedSharding(self.host, PartitionSpec(*map(_axes, spec or ()))) for spec in specs]
+
+    def mesh_of(self, exported, args, kwargs):
+        """The script's own mesh of host devices: what its arrays are laid on, or its function speaks of."""
+        import jax
+        from jax.sharding import Mesh
+
+        laid = [leaf.sharding.mesh for leaf in jax.tree.leaves((args, kwargs)) if is_named(leaf)]
+        for mesh in laid:
+            if mesh.size == self.count:
+                return mesh
+        said = [each.mesh for each in (*exported._in_named_shardings, *exported._out_named_shardings) if each]
+        host = jax.devices()[: self.count]
+        for mesh in said:
+            if mesh.size == self.count:
+                return Mesh(_grid(host, tuple(mesh.shape.values())), mesh.axis_names, axis_types=mesh.axis_types)
+        return Mesh(_grid(host, (self.count,)), ("all",))
 
     def results(self, args, kwargs):
         """Arrays that stand in for what the function would give."""
@@ -226,7 +258,7 @@ class Signature:
 def _grid(devices, shape):
     import numpy
 
-    return numpy.array(devices).reshape(tuple(shape.values()))
+    return numpy.array(devices).reshape(shape)
 
 
 def is_named(leaf):
@@ -374,14 +406,11 @@ class Observer(Looks):
         recorded.jitted.trace(*args, **kwargs)  # what is wrong with the function itself, the script gets to see
         try:
             made = Signature(self, recorded, args, kwargs)
-        except (Stop, KeyboardInterrupt):
-            raise
+        except Refused as error:
+            self.emit("refused", name=recorded.__name__, message=str(error))
+            raise Stop(str(error)) from error.__cause__
         except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            if OURS.search(words):
-                self.unable(f"{recorded.__name__} cannot be exported: {words}")
-            self.emit("refused", name=recorded.__name__, message=words)
-            raise Stop(words) from error
+            self.unable(f"{recorded.__name__} cannot be taken to other chips: {type(error).__name__}: {error}")
         self.recorded.setdefault(recorded.identity, []).append((recorded.__name__, made))
         computation = _module(made.exported)
         whole = Program(computation, list(jax.devices()[: made.count]), 0.0).whole_flops()
@@ -456,16 +485,20 @@ def compile_artifacts(task):
             num_replicas=1, num_partitions=count, device_assignment=numpy.array([[each.id for each in devices]])
         )
         options.executable_build_options.use_shardy_partitioner = False  # Torch/XLA marks shardings the GSPMD way
-        return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options), None
+        with refusing():
+            return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options), None
 
     for artifact in task["artifacts"]:
         with open(artifact["path"], "rb") as file:
             content = file.read()
         try:
             record = compiler.compile(artifact["name"], content, count, functools.partial(make, content))
+        except Refused as error:
+            emit("refused", name=artifact["name"], message=str(error))
+            return
         except Exception as error:
-            emit("refused", name=artifact["name"], message=f"{type(error).__name__}: {error}")
-            break
+            emit("unable", reason=f"{artifact['name']} cannot be compiled here: {type(error).__name__}: {error}")
+            return
         record = {k: v for k, v in record.items() if k != "specs"}
         functions.append(record | {"name": artifact["name"], "calls": artifact.get("calls", 1)})
     emit("end", functions=functions, recompiles=task.get("recompiles", 0), eager=[])

@@ -107,7 +107,7 @@ class Program:
         text = str(self.computation)
         made = _jax.mlir.mlir_module_to_xla_computation(text, use_tuple_args=False, return_tuple=False)
         module = made.get_hlo_module() if hasattr(made, "get_hlo_module") else made.as_hlo_module()
-        return float(_jax.hlo_module_cost_analysis(self.devices[0].client, module)["flops"])
+        return float(_jax.hlo_module_cost_analysis(self.devices[0].client, module).get("flops", 0.0))
 
 
 def flops(executable):
