@@ -117,7 +117,10 @@ def test_what_is_left_out_has_its_default(folder: Path) -> None:
         ((", for: {strategy: data}", ""), "7:9: the key 'for' is missing"),
         (("for: {strategy: data}", "for: {}"), "7:53: expected at least one value, got keys and values"),
         (("for: {strategy: data}", "for: {strategy: [data, data]}"), "7:71: 'data' is there twice"),
-        (("for: {strategy: data}", "serves: {strategy: data}"), "7:48: unknown key 'serves': valid: arguments, file, for, launch"),
+        (
+            ("for: {strategy: data}", "serves: {strategy: data}"),
+            "7:48: unknown key 'serves': valid: arguments, file, for, launch",
+        ),
         (("torch/ddp.py", "torch/dpp.py"), "7:16: the file 'torch/dpp.py' does not exist"),
         (("torch/ddp.py", "torch"), "7:16: the file 'torch' is no regular file"),
         (("torch/ddp.py", "."), "7:16: the file '.' is no regular file"),

@@ -21,7 +21,10 @@ class Size:
     context: int  # tokens in a sequence
 
 
-SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(6, 384, 6, 16, 128), "gpt2": Size(12, 768, 12, 64, 1024)}
+SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(6, 384, 6, 16, 128), "medium": Size(12, 768, 12, 96, 256)}
+# Every matrix is split along both axes of the mesh. Over "data" the batch is split too, and each use gathers the whole
+# matrix; over "model" a product is computed in parts.
+SHAPES = {"fully-sharded": (-1, 1), "tensor": (1, -1), "hybrid": (-1, 4)}
 LEARNING_RATE = 1e-3
 WARMUP = 60  # steps over which the learning rate grows to LEARNING_RATE
 BETAS = (0.9, 0.95)  # decay of AdamW's two moments
@@ -34,7 +37,7 @@ parser.add_argument("--steps", type=int, default=400, help="number of optimiser 
 parser.add_argument("--size", choices=SIZES, default="tiny", help="how large a model")
 parser.add_argument("--seed", type=int, default=0, help="seed of the initial parameters and the order of the data")
 parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16"], default="float32", help="of the computation")
-parser.add_argument("--mesh", choices=["fully-sharded", "tensor"], default="fully-sharded", help="axis of the devices")
+parser.add_argument("--mesh", choices=SHAPES, default="fully-sharded", help="how the devices are laid out")
 parser.add_argument("--log-every", type=int, default=10, help="steps between two progress lines")
 args = parser.parse_args()
 
@@ -44,10 +47,7 @@ jax.config.update("jax_enable_x64", args.dtype == "float64")
 dtype = jnp.float64 if args.dtype == "float64" else jnp.float32
 compute_dtype = jnp.dtype(args.dtype)
 rng = np.random.default_rng(args.seed)
-# Every matrix is split along both axes. Over "data" the batch is split too, and each use gathers the whole matrix;
-# over "model" a product is computed in parts.
-shape = (-1, 1) if args.mesh == "fully-sharded" else (1, -1)
-mesh = Mesh(np.reshape(jax.devices(), shape), ("data", "model"))
+mesh = Mesh(np.reshape(jax.devices(), SHAPES[args.mesh]), ("data", "model"))
 batch = NamedSharding(mesh, PartitionSpec("data"))
 
 
