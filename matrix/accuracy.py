@@ -54,6 +54,8 @@ def _jax_float32(asked: str, accelerator: str) -> str:
 
 def _torch_float32(setting: Mapping[str, Any], convolution: bool, accelerator: str) -> str:
     """In PyTorch's older words (`matmul`, `cudnn_tf32`), and in those of each library where it has them."""
+    if setting.get("xla"):
+        return _jax_float32(setting["xla"].upper(), accelerator)
     matmul = setting.get("matmul", "highest")
     if accelerator == "tpu":
         return "bf16"

@@ -179,7 +179,7 @@ def variables(cell: Cell, ranks: int, beside: int) -> dict[str, str]:
     return {
         **threads(ranks, beside),
         **cell.backend.environment,
-        **cell.accelerator.environment(cell.backend.framework, cell.layout.devices),
+        **cell.accelerator.environment(cell.backend.through or cell.backend.framework, cell.layout.devices),
         **cell.environment,
     }
 

@@ -56,12 +56,13 @@ def check_truth(cell: Cell, seen: Observation) -> truth.Truth:
         report, start = seen.last("seen", rank) or seen.last("blind", rank), seen.last("start", rank)
         if start is not None:
             reports[rank] = {**(report or {}), "host": start["host"]}
+    through = cell.backend.through
     return truth.check(
         reports,
         cell.layout,
         cell.backend.framework,
-        cell.accelerator.name,
-        cell.accelerator.owns,
+        cell.accelerator.name + (f" through {through}" if through else ""),
+        lambda device: device.get("through") == through and cell.accelerator.owns(device),
         cell.backend.compiles,
         truth.units_per_step(seen.of("progress", seen.reporter)),
         2 if cell.workload.unit == "tokens" else 1,

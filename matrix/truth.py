@@ -4,7 +4,8 @@ The observers inside the cell (`inside/observe_torch.py`, `inside/observe_jax.py
 held against the cell. Every rule is about a strategy, none about a workload:
 
     all             the target device held the parameters and did the work; every device given did some
-    data            the ranks' inputs differ, and a device does 1/n of the batch or of the FLOPs
+    data            the ranks' inputs differ, a device does 1/n of the batch or of the FLOPs, and (in PyTorch/XLA, where
+                    they may not) ranks combine their gradients
     fully-sharded,  a device holds about 1/n of the parameters' bytes
     tensor, hybrid
     torch-compile   graphs were captured, compiled, and gradients come out of them
@@ -78,8 +79,8 @@ def check(
         ranks: the report of each rank that made one.
         layout: nodes, devices and strategy of the cell.
         framework: the framework whose cell it is (`torch`, `jax`).
-        target: the accelerator's name, for messages.
-        owns: whether a described device is of that accelerator.
+        target: the accelerator's name and what drives it, for messages.
+        owns: whether a described device is of that accelerator, and driven so.
         must_compile: whether the backend is one that compiles.
         units_per_step: examples or tokens of one step over all devices, from the progress lines.
         dimensions: how many leading sizes of a value make up such a unit: 1 for examples, 2 for tokens.
@@ -192,6 +193,13 @@ def _split(
     shared = _same_rows(ranks)
     if shared is not None:
         return shared
+    states = {rank: seen["state"] for rank, seen in ranks.items() if seen.get("state")}
+    if len(set(states.values())) > 1:
+        return Finding(
+            "not-reduced",
+            f"after a step, ranks {', '.join(map(str, states))} hold different parameters: XLA in each of them knows of "
+            "no other rank, and what it does not do itself changes none of its tensors",
+        )
     shares = [seen["work_share"] for seen in ranks.values() if seen.get("work_share") is not None]
     if shares and max(shares) > (1 + 1 / n) / 2:
         return Finding(
@@ -277,10 +285,9 @@ def _compiled(ranks: Mapping[int, Seen]) -> Finding | Unseen | None:
         compiled = seen.get("compiled", {})
         if not compiled.get("graphs"):
             return Finding("not-compiled", f"rank {rank}: Dynamo captured no graph, everything ran eagerly")
-        if not compiled.get("inductor"):
-            return Finding(
-                "not-compiled", f"rank {rank}: Dynamo captured {compiled['graphs']} graphs, Inductor compiled none"
-            )
+        if not compiled.get("compiled"):
+            captured, compiler = compiled["graphs"], compiled.get("compiler", "its backend")
+            return Finding("not-compiled", f"rank {rank}: Dynamo captured {captured} graphs, {compiler} compiled none")
         if seen.get("backward_calls"):
             held, through = compiled.get("reached_bytes", 0), compiled.get("parameter_bytes", 0)
             words = "get their gradient from a compiled graph"

@@ -18,7 +18,8 @@ class Accelerator:
         absent: says why this machine has no such device, or None when it has one (or may have: then the
             framework decides). It looks at device nodes and the like, never at a framework.
         count: how many such devices the machine has, or None when only the framework knows.
-        environment: the variables that show a cell its first `devices` devices, by framework name.
+        environment: the variables that show a cell its first `devices` devices, by the name of what drives them: the
+            framework, or what stands between it and the device (`xla`).
         owns: whether a device, as the observers' `device` describes it (`inside/observe_torch.py`), is of this kind.
         shared: whether several devices of a cell are one piece of hardware, so that their speed says nothing.
     """

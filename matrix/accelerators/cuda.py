@@ -31,9 +31,9 @@ def absent() -> str | None:
     return "CUDA_VISIBLE_DEVICES hides every GPU" if count() == 0 else None
 
 
-def environment(framework: str, devices: int) -> dict[str, str]:
-    visible = first("CUDA_VISIBLE_DEVICES", devices)
-    return visible | ({"JAX_PLATFORMS": "cuda,cpu"} if framework == "jax" else {})
+def environment(driver: str, devices: int) -> dict[str, str]:
+    chosen = {"jax": {"JAX_PLATFORMS": "cuda,cpu"}, "xla": {"PJRT_DEVICE": "CUDA"}}
+    return first("CUDA_VISIBLE_DEVICES", devices) | chosen.get(driver, {})
 
 
 def owns(device: Mapping[str, Any]) -> bool:

@@ -37,9 +37,9 @@ def absent() -> str | None:
     return "HIP_VISIBLE_DEVICES hides every GPU" if count() == 0 else None
 
 
-def environment(framework: str, devices: int) -> dict[str, str]:
-    visible = first("HIP_VISIBLE_DEVICES", devices)
-    return visible | ({"JAX_PLATFORMS": "rocm,cpu"} if framework == "jax" else {})
+def environment(driver: str, devices: int) -> dict[str, str]:
+    chosen = {"jax": {"JAX_PLATFORMS": "rocm,cpu"}}
+    return first("HIP_VISIBLE_DEVICES", devices) | chosen.get(driver, {})
 
 
 def owns(device: Mapping[str, Any]) -> bool:

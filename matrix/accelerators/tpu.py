@@ -28,13 +28,14 @@ def absent() -> str | None:
     return "no TPU: no device node /dev/accel0 (nor a Google device under /dev/vfio)" if count() == 0 else None
 
 
-def environment(framework: str, devices: int) -> dict[str, str]:
+def environment(driver: str, devices: int) -> dict[str, str]:
     """A TPU host's chips come whole: a process sees all of them, so nothing is hidden."""
-    return {"JAX_PLATFORMS": "tpu,cpu"} if framework == "jax" else {"PJRT_DEVICE": "TPU"}
+    chosen = {"jax": {"JAX_PLATFORMS": "tpu,cpu"}, "xla": {"PJRT_DEVICE": "TPU"}}
+    return chosen.get(driver, {})
 
 
 def owns(device: Mapping[str, Any]) -> bool:
-    return device.get("platform") in ("tpu", "xla:tpu")
+    return device.get("platform") == "tpu"
 
 
 ACCELERATOR = Accelerator(

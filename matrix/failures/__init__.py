@@ -39,6 +39,9 @@ _TABLE = (
     Cause("replicated-work", "Every device did all the work instead of its share.",
           "Give each rank its own slice of the global batch (DistributedSampler, rank::world_size), or put the batch "
           "with a sharding over the data axis."),
+    Cause("not-reduced", "Ranks did not combine what they computed: each trains a model of its own.",
+          "Use collectives that know the device: in PyTorch/XLA the process group's backend 'xla' in processes that "
+          "torch_xla.launch starts, or one process and SPMD (torch_xla.runtime.use_spmd)."),
     Cause("not-sharded", "Every device holds all the parameters instead of its share.",
           "Wrap with fully_shard or parallelize_module, or give the parameters a sharding over the mesh axis."),
     Cause("not-compiled", "Nothing, or hardly anything, was compiled although the cell is one of a compiler.",

@@ -16,9 +16,11 @@ Whatever is missing is reported as not seen.
 """
 
 import collections
+import contextlib
 import gc
 import hashlib
 import sys
+import warnings
 import weakref
 
 MAX_NODES = 20_000
@@ -42,12 +44,13 @@ def observe(after_import):
 
 
 def digest(tensors):
-    """Hash of some tensors' values, or None where they have none that tell: no elements, all zero, not finite."""
+    """Hash of the values of some tensors that were fetched, or None where they have none that tell: not to be had, no
+    elements, all zero, not finite."""
     found = hashlib.sha256()
     telling = False
-    for tensor in tensors:
-        mine = tensor.detach()
-        mine = mine.to_local() if hasattr(mine, "to_local") else mine
+    for mine in tensors:
+        if mine is None:
+            return None
         flat = mine.reshape(-1)[:HASHED].cpu()
         flat = flat.double() if flat.is_floating_point() else flat.long()
         if not bool(flat.isfinite().all()):
@@ -57,9 +60,8 @@ def digest(tensors):
     return found.hexdigest()[:16] if telling else None
 
 
-def row_digests(tensor):
-    """Hashes of a batch's rows, in no order; None for what has no rows that tell examples apart."""
-    mine = tensor.detach()
+def row_digests(mine):
+    """Hashes of the rows of a batch that was fetched, in no order; None for what has no rows that tell examples apart."""
     if mine.dim() < 2 or not 2 <= mine.size(0) <= MAX_ROWS or mine[0].numel() < ROW_ELEMENTS:
         return None
     rows = mine.reshape(mine.size(0), -1)[:, :MAX_ROWS].cpu()
@@ -246,19 +248,35 @@ class Observer:
 
     def read_inputs(self, node, parameters):
         """Hash what a first operation was fed with, beside the parameters."""
-        held = {storage(each) for each in parameters}
-        self.hash([each for each in self.saved(node) if storage(each) not in held])
+        held = {self.storage(each) for each in parameters}
+        self.hash([each for each in self.saved(node) if self.storage(each) not in held])
+
+    def fetch(self, tensor):
+        """A tensor's values (a sharded one's, this rank's) as they are; None where to have them would run something."""
+        mine = tensor.detach()
+        return mine.to_local() if hasattr(mine, "to_local") else mine
+
+    def storage(self, tensor):
+        """The address of what a tensor is a view of; None for one without storage."""
+        try:
+            return tensor.untyped_storage().data_ptr() or None
+        except (RuntimeError, NotImplementedError):
+            return None
 
     def transforming(self):
         """Whether a transform of `torch.func` is at work, in which no operation of ours would give plain values."""
         return self.torch._C._functorch.peek_interpreter_stack() is not None
 
     def hash(self, tensors):
-        found = None if self.transforming() else digest(tensors)
+        if self.transforming():
+            return
+        fetched = [(each, values) for each in tensors if (values := self.fetch(each)) is not None]
+        found = digest(values for _, values in fetched)
         if found is not None:
             self.inputs.update(found.encode())
             self.has_inputs = True
-            batches = (row_digests(each) for each in tensors[:MAX_BATCHES] if not hasattr(each, "to_local"))
+            plain = [values for each, values in fetched if not hasattr(each, "to_local")]
+            batches = (row_digests(values) for values in plain[:MAX_BATCHES])
             self.rows = (self.rows + [each for each in batches if each is not None])[:MAX_BATCHES]
 
     def reach(self, node, variable, compiled):
@@ -279,7 +297,7 @@ class Observer:
             try:
                 known = number in self.gradients or self.transforming()
                 if not known and gradients and gradients[0] is not None:
-                    self.gradients[number] = digest(gradients[:1])
+                    self.gradients[number] = digest([self.fetch(gradients[0])])
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"
             finally:
@@ -323,6 +341,10 @@ class Observer:
         return hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
 
     def graphs(self):
+        """Graphs compiled so far."""
+        return self.captured()
+
+    def captured(self):
         """Graphs that Dynamo captured so far (0 when it was never loaded)."""
         utils = sys.modules.get("torch._dynamo.utils")
         return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
@@ -351,6 +373,14 @@ class Observer:
             described["id"] = str(getattr(properties, "uuid", device))
         return described
 
+    def held(self, tensor):
+        """The bytes of a tensor on each device that holds some of it."""
+        return {tensor.device: tensor.numel() * tensor.element_size()}
+
+    def spread(self, work):
+        """The work by device; here PyTorch's devices are the ones that do it."""
+        return work
+
     def alive(self, kind):
         """The living objects of a class; found by their type, so that no object's own code is asked."""
         return [each for each in gc.get_objects() if issubclass(type(each), kind)]
@@ -377,13 +407,14 @@ class Observer:
             shapes.add(tuple(tensor.shape))
             plain = plain and not hasattr(tensor, "to_local")
             mine = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            size = mine.numel() * mine.element_size()
-            local += size
+            held = self.held(mine)
+            local += max(held.values(), default=0)
             whole += tensor.numel() * tensor.element_size()
-            devices[mine.device] = devices.get(mine.device, 0) + size
+            for device, size in held.items():
+                devices[device] = devices.get(device, 0) + size
         # Fully sharded modules put other tensors into the graph than the ones that their optimizer holds.
         first = sum(leaf.bytes for leaf in self.leaves.values() if leaf.call == 1)
-        work = self.work or self.forwards
+        work = self.spread(self.work or self.forwards)
         described = [
             self.device(device) | {"parameter_bytes": devices.get(device, 0), "work": work.get(device, 0)}
             for device in {*devices, *work}
@@ -420,9 +451,10 @@ class Observer:
         except AttributeError as error:
             self.trouble = f"{type(error).__name__}: {error}"
         return {
-            "graphs": self.graphs(),
+            "graphs": self.captured(),
             "calls_captured": int(dynamo.counters["stats"]["calls_captured"]),
-            "inductor": sum(dynamo.counters["inductor"].values()),
+            "compiler": "Inductor",
+            "compiled": sum(dynamo.counters["inductor"].values()),
             "parameter_bytes": sum(leaf.bytes for leaf in self.leaves.values() if leaf.compiled),
             "reached_bytes": sum(leaf.bytes for leaf in self.leaves.values()),
             "guarded_bytes": guarded,
@@ -432,12 +464,11 @@ class Observer:
         """What lowers a float32 product: in the older words, which refuse to answer a mixture, and in the newer."""
         torch = self.torch
         found = {"matmul": "highest", "cudnn_tf32": None}
-        try:
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.9 advises against asking, on the script's own standard error
             found["matmul"] = torch.get_float32_matmul_precision()
             if torch.backends.cuda.is_built():
                 found["cudnn_tf32"] = bool(torch.backends.cudnn.allow_tf32)
-        except RuntimeError:
-            pass
         for key, path in (("cuda", "cuda.matmul"), ("mkldnn", "mkldnn.matmul"), ("cudnn", "cudnn.conv")):
             place = torch.backends
             for name in path.split("."):
@@ -467,11 +498,3 @@ class Leaf:
         self.bytes = variable.element_size()
         for size in shape:
             self.bytes *= size
-
-
-def storage(tensor):
-    """The address of what a tensor is a view of; None for one without storage."""
-    try:
-        return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):
-        return None
