@@ -197,8 +197,8 @@ def _split(
     if len(set(states.values())) > 1:
         return Finding(
             "not-reduced",
-            f"after a step, ranks {', '.join(map(str, states))} hold different parameters: XLA in each of them knows of "
-            "no other rank, and what it does not do itself changes none of its tensors",
+            f"after a step, ranks {', '.join(map(str, states))} hold different parameters: XLA in each of them knows "
+            "of no other rank, and what it does not do itself changes none of its tensors",
         )
     shares = [seen["work_share"] for seen in ranks.values() if seen.get("work_share") is not None]
     if shares and max(shares) > (1 + 1 / n) / 2:

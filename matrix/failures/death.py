@@ -99,10 +99,12 @@ def _told(seen: Observation, root: str, first: Found, found: list[Found]) -> Fai
     if said.lost_peer and left and not any(each[0] in left for each in found):
         message = f"rank {left[0]} had come to its end while rank {rank} still waited for it: {said.message}"
         return simple("collective-mismatch", message, rank, **place)
-    cause = said.cause
+    cause, message = said.cause, said.message
     if said.lost_peer and len(seen.events) > 1 and cause == "exception":
         cause = "network"
-    return simple(cause, said.message, rank, **place)
+    if cause == "crash":  # of a process that this one had started, and which could not tell of it itself
+        cause, message = _in_its_words(seen, root, rank, cause, message)
+    return simple(cause, message, rank, **place)
 
 
 def _exit_message(seen: Observation, rank: int, event: Event) -> str:
@@ -125,13 +127,17 @@ def _without_a_word(seen: Observation, root: str, rank: int, code: int, follower
     frame = native_frame(native or "", root)
     if native:
         more["traceback"] = readable(native)
-    cause, message = "crash", f"{who} was ended by {_name(-code)}"
-    words = _last_words(seen, rank)
-    if words:
-        message = f"{message}: {words}"
-        known = recognise.recognise([{"type": "launcher", "message": words}], root).cause
-        cause = known if known != "exception" else cause
+    cause, message = _in_its_words(seen, root, rank, "crash", f"{who} was ended by {_name(-code)}")
     return simple(cause, message, rank, **_placed(root, frame), **more)
+
+
+def _in_its_words(seen: Observation, root: str, rank: int, cause: str, message: str) -> tuple[str, str]:
+    """Cause and message of a crash, in the light of what native code wrote before it gave up."""
+    words = _last_words(seen, rank)
+    if not words:
+        return cause, message
+    known = recognise.recognise([{"type": "launcher", "message": words}], root).cause
+    return known if known != "exception" else cause, f"{message}: {words}"
 
 
 def _name(number: int) -> str:
@@ -157,7 +163,8 @@ def _last_line(seen: Observation, rank: int) -> str:
 
 
 _LAST_WORDS = re.compile(
-    r"^(?:what\(\): +(.+)|F\d{4} [\d:.]+ +\d+ [^\]]+\] *(.+)|((?:free|malloc|corrupted|double free).*\(.*\).*)|"
+    r"^(?:what\(\): +(.+)|F\d{4} [\d:.]+ +\d+ [^\]]+\] *(.+)|[\d-]+ [\d:.]+: F [^\]]+\] *(.+)|"
+    r"((?:free|malloc|corrupted|double free).*\(.*\).*)|"
     r"(\*\*\* stack smashing.*)|(Assertion .* failed.*)|(terminate called .*)|(Fatal Python error: (?!Aborted|Segm).*))"
 )
 

@@ -273,6 +273,7 @@ BY_FRAMEWORK = (
         r"appears not to match (?:sizes|strides|dtype) of the same param",
         r"invalid tensor (?:size|type) at index",
         r"Watchdog caught collective operation timeout",
+        r"threads to join the rendezvous, but",
         r"operations have failed or timed out",
         r"timed out waiting \d+ ?ms for (?:send|recv) operation",
         r"Application timeout caused pair closure",
@@ -478,8 +479,11 @@ BY_FRAMEWORK = (
     ),
     _rule("rank-died", r"killed by signal: (?:Killed|Terminated)"),
     _rule(
-        "crash", r"killed by signal: (?:Segmentation|Abort|Illegal|Floating)", r"^process \d+ terminated with signal"
+        "crash",
+        r"killed by signal: (?:Segmentation|Abort|Illegal|Floating)",
+        r"^process \d+ terminated with signal",
     ),
+    _rule("crash", r"was terminated abruptly", types=r".*\.BrokenProcessPool"),
 )
 
 BY_SCRIPT = (

@@ -61,7 +61,7 @@ def digest(tensors):
 
 
 def row_digests(mine):
-    """Hashes of the rows of a batch that was fetched, in no order; None for what has no rows that tell examples apart."""
+    """Hashes of the rows of a fetched batch, in no order; None for what has no rows that tell examples apart."""
     if mine.dim() < 2 or not 2 <= mine.size(0) <= MAX_ROWS or mine[0].numel() < ROW_ELEMENTS:
         return None
     rows = mine.reshape(mine.size(0), -1)[:, :MAX_ROWS].cpu()

@@ -1,15 +1,16 @@
 """See where a PyTorch/XLA script's work is done: what `observe_torch.py` sees, and nothing that XLA would have to run.
 
 Tensors of PyTorch/XLA are lazy: whatever reads one that is pending compiles and runs a graph that the script would not
-have had. So values are fetched only of tensors that a device holds already. Under SPMD one process drives all devices by
-one tensor each; how it is laid on them is in its sharding, and how the work is, in the graph of the loss: when the first
-backward pass begins it is lowered to HLO (text, neither compiled nor run), and the shardings that the script wrote
-are followed through it to the matrix products.
+have had. So values are fetched only of tensors that a device holds already. Under SPMD one process drives all devices
+by one tensor each; how it is laid on them is in its sharding, and how the work is, in the graph of the loss: when the
+first backward pass begins it is lowered to HLO (text, neither compiled nor run), and the shardings that the script
+wrote are followed through it to the matrix products.
 
 Private names used (verified with torch_xla 2.9): `torch_xla._XLAC` and of it `_check_tensor_need_materialization`,
 `_get_executed_fallback_ops`, `_get_xla_sharding_spec`, `_get_xla_tensors_hlo`, `_xla_counter_value`,
 `_xla_device_kind`, `_xla_get_mat_mul_precision`, `_xla_get_replication_devices_count`, `_xla_get_runtime_devices`,
-`_xla_memory_info`, `_xla_metric_data`, `_xla_real_devices`, `_xla_runtime_is_initialized`; and what `observe_torch.py` uses.
+`_xla_memory_info`, `_xla_metric_data`, `_xla_real_devices`, `_xla_runtime_is_initialized`; and what
+`observe_torch.py` uses.
 Whatever is missing is reported as not seen.
 """
 
@@ -29,7 +30,7 @@ def load(name):
 
 TORCH = load("observe_torch.py")
 PRODUCTS = ("dot", "convolution")
-INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (\S+) ([\w-]+)\((.*)")
+INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)")
 SIZES = re.compile(r"\w+\[([\d,]*)\]")
 TILES = re.compile(r"devices=\[([\d,]+)\]")
 
@@ -65,12 +66,12 @@ def work_share(hlo):
         if instruction is None:
             continue
         name, kind, operation, rest = instruction.groups()
-        operands, _, attributes = rest.partition(")")
-        names = re.findall(r"%([\w.-]+)", operands)
-        written = attributes.partition("sharding=")[2]
+        names = re.findall(r"%([\w.-]+)", rest)
+        written = rest.partition("sharding=")[2]
         parts[name] = tiles(written) if written else max((parts.get(each, 1) for each in names), default=1)
         if operation in PRODUCTS:
-            sizes = [int(size) for each in SIZES.findall(kind + operands) for size in each.split(",") if size]
+            shapes = SIZES.findall(kind + rest.partition(")")[0])
+            sizes = [int(size) for each in shapes for size in each.split(",") if size]
             weight = math.prod(sizes) ** 0.5
             total += weight
             done += weight / max(parts.get(each, 1) for each in names)
@@ -102,6 +103,7 @@ class Observer(TORCH["Observer"]):
         if self.calls == 2 and self.alone():
             leaves = [variable for leaf in self.leaves.values() if (variable := leaf.variable()) is not None]
             self.state = TORCH["digest"]([self.fetch(each) for each in leaves[: TORCH["LEAVES"]]])
+            self.enough()  # of all ranks before any of them can show a loss that ends the attempt
         if self.calls == 1 and self.spmd():
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             lazy = [each for each in outputs if isinstance(each, torch.Tensor) and each.device.type == "xla"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,10 +25,15 @@ DIGITS = SHIPPED / "digits"
 _numbers = itertools.count(1)
 
 
+XLA = "PORTMATRIX_TORCH_XLA_PYTHON"
+"""Names an interpreter that has torch_xla, which wants a torch of its own."""
+
+
 @functools.cache
 def interpreter(backend: str) -> Interpreter:
-    """What the interpreter that runs the tests says of a backend; asked once per test process."""
-    return environments.find([backends.available()[backend]], {})[backend]
+    """What the interpreter that runs the tests, or the one for PyTorch/XLA, says of a backend; asked once."""
+    chosen = {backend: os.environ[XLA]} if backend.startswith("torch-xla") and XLA in os.environ else {}
+    return environments.find([backends.available()[backend]], chosen)[backend]
 
 
 @dataclass

@@ -26,9 +26,9 @@ parser.add_argument("--log-every", type=int, default=10, help="steps between two
 parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
 args = parser.parse_args()
 
-device = torch_xla.device()
 # bfloat16 is mixed precision: parameters, optimiser and loss stay in float32.
 dtype = torch.float64 if args.dtype == "float64" else torch.float32
+device = torch_xla.device()
 autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 rng = np.random.default_rng(args.seed)
 

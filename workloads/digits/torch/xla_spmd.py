@@ -28,11 +28,11 @@ parser.add_argument("--log-every", type=int, default=10, help="steps between two
 parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
 args = parser.parse_args()
 
+# bfloat16 is mixed precision: parameters, optimiser and loss stay in float32.
+dtype = torch.float64 if args.dtype == "float64" else torch.float32
 xr.use_spmd()  # one process, one tensor for all devices
 device, devices = torch_xla.device(), xr.global_runtime_device_count()
 mesh = xs.Mesh(np.arange(devices), (devices,), ("data",))
-# bfloat16 is mixed precision: parameters, optimiser and loss stay in float32.
-dtype = torch.float64 if args.dtype == "float64" else torch.float32
 autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
 rng = np.random.default_rng(args.seed)
 
@@ -89,7 +89,6 @@ for step in range(1, args.steps + 1):
     batch = order[turn * BATCH : (turn + 1) * BATCH]
     x, y = images[batch].to(device), labels[batch].to(device)
     xs.mark_sharding(x, mesh, ("data", None))
-    xs.mark_sharding(y, mesh, ("data",))
 
     optimizer.zero_grad()
     loss = loss_of(x, y)

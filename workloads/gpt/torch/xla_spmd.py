@@ -128,7 +128,6 @@ for step in range(1, args.steps + 1):
     starts = rng.integers(0, train - size.context, size.batch)
     inputs, targets = sequences(starts)
     xs.mark_sharding(inputs, mesh, ("data", None))
-    xs.mark_sharding(targets, mesh, ("data", None))
 
     optimizer.zero_grad()
     loss = loss_of(inputs, targets)

@@ -53,13 +53,25 @@ def convolution(channels_in: int, channels_out: int, size: int, stride: int = 1)
     return nn.Conv2d(channels_in, channels_out, size, stride, padding=size // 2, bias=False)
 
 
+class BatchNorm(nn.BatchNorm2d):
+    """Keeps the unbiased variance, as on every other device: PyTorch/XLA takes the batch's own (2.9 does)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.running_var.clone()
+        y = super().forward(x)
+        if self.training:
+            n = x[:, 0].numel()
+            self.running_var = self.running_var + (self.running_var - (1 - self.momentum) * before) / (n - 1)
+        return y
+
+
 class Block(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, stride: int):
         super().__init__()
         self.conv1 = convolution(channels_in, channels_out, 3, stride)
-        self.norm1 = nn.BatchNorm2d(channels_out)
+        self.norm1 = BatchNorm(channels_out)
         self.conv2 = convolution(channels_out, channels_out, 3)
-        self.norm2 = nn.BatchNorm2d(channels_out)
+        self.norm2 = BatchNorm(channels_out)
         self.shortcut = convolution(channels_in, channels_out, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +126,6 @@ for step in range(1, args.steps + 1):
     batch = order[turn * BATCH : (turn + 1) * BATCH]
     x, y = images[batch].to(device), labels[batch].to(device)
     xs.mark_sharding(x, mesh, ("data", None, None, None))
-    xs.mark_sharding(y, mesh, ("data",))
 
     optimizer.zero_grad()
     loss = loss_of(x, y)
