@@ -95,6 +95,7 @@ _TRACERS = (
 )  # all that says: a value is not known while the program is traced
 
 BY_TYPE = (
+    _rule("crash", types=r"concurrent\.futures\.process\.BrokenProcessPool"),
     _rule("missing-package", r"No module named '(?!torch\.|jax\.|numpy\.)", types=_IMPORT),
     _rule("out-of-memory-device", types=r"torch(?:\.cuda)?\.OutOfMemoryError"),
     _rule("out-of-memory-host", types=r"MemoryError"),
@@ -483,7 +484,6 @@ BY_FRAMEWORK = (
         r"killed by signal: (?:Segmentation|Abort|Illegal|Floating)",
         r"^process \d+ terminated with signal",
     ),
-    _rule("crash", r"was terminated abruptly", types=r".*\.BrokenProcessPool"),
 )
 
 BY_SCRIPT = (

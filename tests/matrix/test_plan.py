@@ -349,7 +349,10 @@ def test_a_port_for_cells_that_cannot_be_is_refused_with_its_place(
         ),
         ("{layout: dp3}", "8:56: unknown layout 'dp3': did you mean 'dp2'?"),
         ("{strategy: dataa}", "8:58: unknown strategy 'dataa': did you mean 'data'?"),
-        ("{backend: [torch, tensorflow]}", "8:65: unknown backend 'tensorflow': valid: jax, torch, torch-compile"),
+        (
+            "{backend: [torch, tensorflow]}",
+            "8:65: unknown backend 'tensorflow': valid: jax, torch, torch-compile, torch-xla, torch-xla-compile",
+        ),
     ],
 )
 def test_a_port_for_cells_that_there_cannot_be_is_refused(refusal: Refusal, serves: str, message: str) -> None:
