@@ -28,8 +28,8 @@ from tests.matrix.harness import Bench
 INSIDE = Path(__file__).parents[2] / "matrix" / "inside"
 
 SILENT = {
-    "wrong-device", "idle-devices", "replicated-work", "not-sharded", "not-compiled", "wrong-result", "not-finite",
-    "nondeterministic", "no-progress", "incomplete",
+    "wrong-device", "idle-devices", "replicated-work", "not-reduced", "not-sharded", "not-compiled", "wrong-result",
+    "not-finite", "nondeterministic", "no-progress", "incomplete",
 }  # fmt: skip
 NEEDS_THE_DEVICE = {"out-of-memory-device"}  # its wordings are in test_failures.py
 
