@@ -10,6 +10,7 @@ from reports.grid import grid
 from reports.merge import Evidence, Row
 from reports.metrics import Speed
 from reports.overview import Banner, Signature, by_target, expectations, headline, particulars, signatures, tally
+from reports.targets import KINDS, coverage
 from reports.text import count, one_line
 from reports.units import memory, number, seconds
 
@@ -93,6 +94,9 @@ def summary(evidence: Evidence, banners: Sequence[Banner], limit: int = LIMIT) -
         page.add(f"> and {len(banners) - 12} more such notes in `index.html`", "")
     head = ["backend", "accelerator", *(f"{w.symbol} {w.label}" for w in words.VERDICTS.values())]
     page.table("By backend and accelerator", head, _targets(evidence.rows), 0.3, "line")
+    page.table(
+        "What is known for each target", ["accelerator", "target", *KINDS], _coverage(evidence.rows), 0.2, "line"
+    )
     page.table("Not as expected", ["cell", "verdict", "why"], _unexpected(evidence), 0.35, "cell")
     _matrix(page, evidence)
     groups = signatures(evidence.rows)
@@ -128,6 +132,15 @@ def _targets(rows: Iterable[Row]) -> Iterable[str]:
                 text += f" ({total.evidence_words})"
             numbers.append(text)
         yield _line(code(backend, 60), code(accelerator, 60), *numbers)
+
+
+def _coverage(rows: Sequence[Row]) -> Iterable[str]:
+    found = coverage(rows)
+    if not any(each.target for each in found):
+        return
+    for each in found:
+        counts = " | ".join(f"{each.counts[kind]:,}" if each.counts[kind] else "" for kind in KINDS)
+        yield f"| {plain(each.accelerator, 40)} | {plain(each.target, 80)} | {counts} |"
 
 
 def _unexpected(evidence: Evidence) -> Iterable[str]:

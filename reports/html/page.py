@@ -32,6 +32,7 @@ from reports.overview import (
     signatures,
     tally,
 )
+from reports.targets import KINDS, Coverage, coverage
 from reports.text import count, one_line, visible
 
 FOLDER = Path(__file__).parent
@@ -101,6 +102,8 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
         "machines": _machines(evidence),
         "banners": banners,
         "targets": [(b, a, each, _bar(each)) for (b, a), each in by_target(rows).items()],
+        "coverage": _coverage(rows),
+        "kinds": KINDS,
         "total": total,
         "verdict_words": words.VERDICTS,
         "unexpected": [row for row in rows if row.unexpected],
@@ -176,6 +179,12 @@ def _policy(scripts: list[str], styles: list[str]) -> str:
 
     allowed = f"script-src {marks(scripts)}; style-src {marks(styles)}"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _coverage(rows: Sequence[Row]) -> list[Coverage]:
+    """What is known for each target; empty where nothing was compiled for one, since `by_target` then says it all."""
+    found = coverage(rows)
+    return found if any(each.counts[kind] for each in found for kind in KINDS[1:5]) else []
 
 
 def _facts(evidence: Evidence, total: Tally) -> list[tuple[str, str]]:

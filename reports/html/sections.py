@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from matrix.journal import AttemptRecord, Failure, ProofRecord, Reference
+from matrix.journal import AttemptRecord, Compiled, Failure, ProofRecord, Reference
 from matrix.judge import current
-from reports import words
+from reports import targets, words
 from reports.html import charts
 from reports.html.logs import LogReader
 from reports.merge import Row
@@ -70,6 +70,7 @@ def section(row: Row, detail: Detail) -> list[Group]:
         ("Reproduce", list(_reproduce(row))),
         ("Loss against the reference", list(_loss(row, detail))),
         ("Throughput", list(_throughput(row))),
+        ("Without the accelerator", list(_targets(row))),
         ("Devices", list(_devices(row))),
         ("Required changes", list(_changes(row, detail))),
         ("Logs", list(_logs(row, detail))),
@@ -222,6 +223,53 @@ def _costs(measured: Speed) -> Iterator[tuple[str, object]]:
     state = f" (compiled graphs from the cache in {warm} of {known} processes)" if known else ""
     yield "Start-up", seconds(measured.startup_s.median) + state if measured.startup_s else None
     yield "Peak memory", memory(measured.peak_memory_bytes) if measured.peak_memory_bytes else None
+
+
+def _targets(row: Row) -> Iterator[Block]:
+    """What the compilers of absent chips said, and what they made of each function."""
+    for attempt in targets.shown(row)[:32]:
+        target, compiled = attempt.target, attempt.compiled
+        assert target is not None
+        outcome = attempt.evidence if attempt.outcome == "pass" else attempt.outcome
+        said = attempt.failure.message if attempt.failure else attempt.reason
+        yield "text", one_line(f"{target.about}: {outcome}" + (f" ({said})" if said else ""), 400)
+        yield _pairs(
+            ("Source", attempt.source),
+            ("Chip", target.kind),
+            ("Its memory", memory(target.memory_bytes) if target.memory_bytes else None),
+            ("Compiler", target.compiler),
+            ("Recompiled", f"{count(compiled.recompiles, 'time')}, for other shapes" if compiled else None),
+        )
+        if compiled and compiled.functions:
+            yield _functions(compiled, target.memory_bytes)
+        for note in compiled.notes[:32] if compiled else ():
+            yield "text", one_line(note, 400)
+
+
+def _functions(compiled: Compiled, room: int | None) -> Block:
+    """A line for each compiled program; figures are those of one device."""
+    head = ["function", "calls", "devices", "peak memory", "arguments", "collectives", "FLOPs", "bytes", "compiled in"]
+    lines = []
+    for each in compiled.functions[:100]:
+        share = f" ({each.peak_bytes / room:.1%})" if each.peak_bytes and room else ""
+        once = " *" if each.scans_counted_once and each.flops is not None else ""
+        took = seconds(each.compile_s) if each.compile_s else ""
+        lines.append(
+            [
+                one_line(each.name, 80),
+                str(each.calls),
+                str(each.devices),
+                memory(each.peak_bytes) + share if each.peak_bytes is not None else "",
+                memory(each.argument_bytes) if each.argument_bytes is not None else "",
+                one_line(", ".join(f"{n} {name}" for name, n in each.collectives.items()), 160),
+                (number(each.flops) if each.flops is not None else "") + once,
+                (memory(each.bytes) if each.bytes is not None else "") + once,
+                f"{took} (from the cache)" if each.cached and took else took,
+            ]
+        )
+    if any(each.scans_counted_once for each in compiled.functions):
+        head[6:8] = ["FLOPs (* bodies of loops counted once)", "bytes (*)"]
+    return "table", head, lines
 
 
 def _devices(row: Row) -> Iterator[Block]:

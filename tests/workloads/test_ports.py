@@ -14,7 +14,7 @@ from matrix.workload import Source
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ("jax", "torch")
-DEVICES = {"single": 1, "data": 2, "fully-sharded": 2, "tensor": 2}
+DEVICES = {"single": 1, "data": 2, "fully-sharded": 2, "tensor": 2, "hybrid": 4}
 PASSES_NOWHERE = {("resnet", "torch/ddp.py")}
 """As it should be: its statistics are of one rank's batch (`test_resnet.py`)."""
 LIMIT_S = 900  # some ten times what the slowest workload takes on two cores
@@ -31,16 +31,17 @@ def on_the_cpu(port: Source) -> bool:
 @pytest.mark.parametrize("name", sorted(file.parent.name for file in workload.SHIPPED.glob(f"*/{workload.FILE}")))
 def test_no_hunk_of_a_port_is_idle(tmp_path: Path, name: str) -> None:
     job = workload.load(workload.SHIPPED / name)
-    ports = {
-        port.name: port
+    served = [
+        port
         for framework in BACKENDS
         if framework in job.implementations
         for port in job.implementations[framework].ports
         if on_the_cpu(port)
-    }
+    ]
+    ports = {port.name for port in served}
     if missing := [each for each in BACKENDS if each in job.implementations and not importlib.util.find_spec(each)]:
         pytest.skip(f"{missing[0]} is not installed")
-    strategies = {strategy for port in ports.values() for strategy in port.serves.get("strategy", DEVICES)}
+    strategies = {strategy for port in served for strategy in port.serves.get("strategy", DEVICES)}
     definition = {
         "matrix": {
             "workload": [name],

@@ -22,8 +22,8 @@ class Size:
 
 
 SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(6, 384, 6, 16, 128), "medium": Size(12, 768, 12, 96, 256)}
-# Every matrix is split along both axes of the mesh. Over "data" the batch is split too, and each use gathers the whole
-# matrix; over "model" a product is computed in parts.
+# The matrices of the blocks are split along both axes of the mesh. Over "data" the batch is split too, and each use
+# gathers the whole matrix; over "model" a product is computed in parts.
 SHAPES = {"fully-sharded": (-1, 1), "tensor": (1, -1), "hybrid": (-1, 4)}
 LEARNING_RATE = 1e-3
 WARMUP = 60  # steps over which the learning rate grows to LEARNING_RATE
@@ -68,7 +68,7 @@ def sequences(starts: np.ndarray) -> tuple[jax.Array, jax.Array]:
 # --- model ---
 
 
-def initial(shape: tuple[int, ...], *axes: str | tuple[str, ...] | None) -> jax.Array:
+def initial(shape: tuple[int, ...], *axes: str) -> jax.Array:
     return jax.device_put(rng.normal(0, 0.02, shape).astype(dtype), NamedSharding(mesh, PartitionSpec(*axes)))
 
 
@@ -120,16 +120,16 @@ class GPT(eqx.Module):
     head: jax.Array
 
     def __init__(self, size: Size, vocabulary: int):
-        self.token = initial((vocabulary, size.width), None, ("data", "model"))
-        self.position = initial((size.context, size.width), None, ("data", "model"))
+        self.token = initial((vocabulary, size.width))
+        self.position = initial((size.context, size.width))
         self.blocks = [Block(size.width, size.heads) for _ in range(size.layers)]
         self.norm = LayerNorm(size.width)
-        self.head = initial((vocabulary, size.width), None, ("data", "model"))
+        self.head = initial((vocabulary, size.width))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = self.token[tokens] + self.position
         for block in self.blocks:
-            x = block(jax.lax.with_sharding_constraint(x, batch))
+            x = block(x)
         return self.norm(x) @ self.head.T
 
 
