@@ -148,7 +148,7 @@ def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verd
     return _shown(results)
 
 
-STRENGTH = ("compiled", "traced", "lowered", "none")
+STRENGTH = ("executed", "compiled", "traced", "lowered", "none")
 
 
 def _shown(results: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:

@@ -63,4 +63,4 @@ def _known(row: Row) -> dict[str, str]:
 def shown(row: Row) -> list[AttemptRecord]:
     """The attempts about a target that count now, the strongest evidence first."""
     about = [each for each in current(row.verdict.attempts) if each.target is not None]
-    return sorted(about, key=lambda each: STRENGTH.index(each.evidence) if each.evidence in STRENGTH else 0)
+    return sorted(about, key=lambda each: STRENGTH.index(each.evidence))
