@@ -415,6 +415,18 @@ def test_the_shipped_definitions_plan() -> None:
     assert {c.backend.name for c in cpu.cells if c.workload.name == "digits-cuda"} == {"torch"}
     assert cpu.notices == ()
     assert plan(load("nightly")).notices == ()
+    absent = plan(load("absent"))
+    assert absent.notices == ()
+    targets = {cell.id: [each.about for each in cell.targets] for cell in absent.cells}
+    expected = {
+        "gpt/jax/cpu/single/size=tiny": [],
+        "gpt/jax/tpu/single/size=tiny": ["TPU v5e 2x2"],
+        "gpt/jax/tpu/tp8/size=tiny": ["2 slices of TPU v5e 2x2"],
+        "gpt/jax/tpu/hybrid64/size=small": ["TPU v5p 4x4x4"],
+        "gpt/jax/cuda/fsdp4/size=tiny": ["NVIDIA H100 80GB HBM3"],
+        "gpt/jax/rocm/dp4/size=tiny": ["ROCM"],
+    }
+    assert {cell: targets[cell] for cell in expected} == expected
 
 
 def test_dtypes_name_only_precisions_that_a_tolerance_can_have() -> None:
