@@ -18,10 +18,10 @@ def jobs() -> list[workload.Workload]:
 
 def test_the_table_has_the_counts_of_the_shipped_ports() -> None:
     found = changes.count(ROOT / "workloads/digits/torch/train.py", ROOT / "workloads/digits/torch/ddp.py")
-    rows = [line for line in table.table().splitlines() if line.startswith("| digits | N devices (data) |")]
-    assert len(rows) == 1
-    assert f"`torch/ddp.py` | +{found.added} -{found.deleted} | {found.hunks} |" in rows[0]
-    assert "`jax/sharded.py`" in rows[0]
+    rows = [line for line in table.table().splitlines() if line.startswith("| digits | N devices (data")]
+    (ddp,) = [row for row in rows if "`torch/ddp.py`" in row]
+    assert f"`torch/ddp.py` | +{found.added} -{found.deleted} | {found.hunks} |" in ddp
+    assert any("`jax/sharded.py`" in row for row in rows)
 
 
 def test_the_table_in_the_readme_is_not_stale() -> None:
