@@ -1,4 +1,4 @@
-"""Journals in, four files out: `index.html`, `summary.md`, `junit.xml` and `cells.csv`."""
+"""Journals in, files out: `index.html`, `summary.md`, `junit.xml`, `cells.csv`, `changes.csv`, the folder `p3`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matrix.judge import CellVerdict, exit_code
+from reports import p3, required
 from reports.exports import write_csv, write_junit
 from reports.html import write_page
-from reports.markdown import summary
+from reports.markdown import LIMIT, summary
 from reports.merge import load
 from reports.overview import Banner, banners, headline, tally
+from reports.portability import portability
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Built:
         summary: Markdown for a job summary or a pull request.
         junit: JUnit XML, a test case per cell.
         cells: CSV, a line per cell and machine.
+        changes: CSV, a line per cell that a port passed, or of which the nearest port failed.
+        p3: a folder with data for Intel's p3 analysis library.
         verdicts: of every row, in the plan's order.
         banners: what limits the trust in the data: partial, damaged, old.
         headline: the answer in a sentence.
@@ -36,6 +40,8 @@ class Built:
     summary: Path
     junit: Path
     cells: Path
+    changes: Path
+    p3: Path
     verdicts: list[CellVerdict]
     banners: list[Banner]
     headline: str
@@ -43,7 +49,7 @@ class Built:
 
     @property
     def paths(self) -> list[Path]:
-        return [self.page, self.summary, self.junit, self.cells]
+        return [self.page, self.summary, self.junit, self.cells, self.changes]
 
 
 def build(paths: Iterable[Path], out: Path, today: datetime.date | None = None) -> Built:
@@ -82,6 +88,8 @@ def _build(paths: Iterable[Path], out: Path, today: datetime.date) -> Built:
         summary=out / "summary.md",
         junit=out / "junit.xml",
         cells=out / "cells.csv",
+        changes=out / "changes.csv",
+        p3=out / "p3",
         verdicts=evidence.verdicts,
         banners=notes,
         headline=headline(tally(evidence.rows)),
@@ -89,6 +97,10 @@ def _build(paths: Iterable[Path], out: Path, today: datetime.date) -> Built:
     )
     write_csv(evidence, built.cells)
     write_junit(evidence, built.junit)
-    built.summary.write_text(summary(evidence, notes), encoding="utf-8")
-    write_page(evidence, notes, built.page, today)
+    required.write_csv(evidence, built.changes)
+    portable = portability(evidence)
+    p3.write(portable, built.p3)
+    ports = required.markdown(evidence)
+    built.summary.write_text(summary(evidence, notes, LIMIT - len(ports)) + ports, encoding="utf-8")
+    write_page(evidence, notes, built.page, today, portable)
     return built

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from reports.exports import safe
 from reports.portability import Point, Portability
 
 
@@ -32,12 +34,21 @@ def coverage(application: Portability, point: Point) -> list[dict[str, Any]]:
 
 def file_name(application: Portability) -> str:
     """The name of the file that holds all sources of an application laid over each other."""
-    return re.sub(r"[^\w.=-]+", "-", f"{application.problem}-{application.application}.py")
+    plain = f"{application.problem}-{application.application}"
+    name = re.sub(r"[^\w.=-]+", "-", plain)
+    if name != plain.replace("/", "-") or len(name) > 100:  # others may become the same
+        name = f"{name[:80]}-{hashlib.sha256(plain.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    return f"{name}.py"
 
 
 def key(application: Portability, point: Point) -> str:
     """What names a coverage: the code, and which of its sources is used."""
-    return f"{application.coverage_key[:16]}:{point.source}"
+    return _name(f"{application.coverage_key[:16]}:{point.source}")
+
+
+def _name(text: str) -> str:
+    """As every other export has it: visible, and no formula."""
+    return str(safe(text))
 
 
 def write(found: Iterable[Portability], folder: Path) -> None:
@@ -55,7 +66,7 @@ def write(found: Iterable[Portability], folder: Path) -> None:
             if point.fom is None:
                 continue
             name = key(application, point)
-            rows.append((point.problem, point.application, point.platform, point.fom, name))
+            rows.append((_name(point.problem), _name(point.application), _name(point.platform), point.fom, name))
             coverages[name] = json.dumps(coverage(application, point))
         (code / file_name(application)).write_text(application.weave.text, "utf-8", "backslashreplace")
         by_platform = {p.platform: coverage(application, p) for p in application.points if p.source}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
@@ -221,7 +222,7 @@ def portability(evidence: Evidence, platforms: Sequence[str] | None = None) -> l
     """
     problems: dict[str, list[Row]] = {}
     for row in evidence.rows:
-        problems.setdefault(_problem(row), []).append(row)
+        problems.setdefault(problem_of(row), []).append(row)
     found = []
     for problem, rows in problems.items():
         points = _points(problem, rows)
@@ -248,21 +249,9 @@ def portability(evidence: Evidence, platforms: Sequence[str] | None = None) -> l
     return found
 
 
-def navigation(found: Iterable[Portability]) -> list[tuple[str, str, float, float]]:
-    """The points of a navigation chart: problem, application, convergence (across), PP (up); those that are defined.
-
-    S. J. Pennycook et al., "Navigating Performance, Portability, and Productivity", Computing in Science and
-    Engineering 23 (5), 2021, doi 10.1109/MCSE.2021.3097276.
-    """
-    return [
-        (each.problem, each.application, each.convergence, each.pp)
-        for each in found
-        if each.convergence is not None and each.pp is not None
-    ]
-
-
 def _points(problem: str, rows: Sequence[Row]) -> list[Point]:
-    names = [_platform(row, rows) for row in rows]
+    machines = Counter(row.cell for row in rows)
+    names = [_platform(row, machines[row.cell]) for row in rows]
     foms: dict[str, dict[str, float | None]] = {}
     for row, platform in zip(rows, names, strict=True):
         foms.setdefault(platform, {})[row.axes.get("backend", "")] = _fom(row)
@@ -288,16 +277,16 @@ def _nothing(problem: str, application: str, platform: str) -> Point:
     return Point(problem, application, platform, "unproven", None, None, None)
 
 
-def _problem(row: Row) -> str:
+def problem_of(row: Row) -> str:
+    """A workload, with the values of further axes: `digits`, `digits/dtype=bfloat16`."""
     further = [f"{name}={value}" for name, value in sorted(row.axes.items()) if name not in MAIN_AXES]
     return "/".join([row.axes.get("workload", ""), *further])
 
 
-def _platform(row: Row, rows: Sequence[Row]) -> str:
+def _platform(row: Row, machines: int) -> str:
     """`accelerator/layout`, with the machine where several machines executed the same cell."""
     name = f"{row.axes.get('accelerator', '')}/{row.axes.get('layout', '')}"
-    alone = sum(other.cell == row.cell for other in rows) == 1
-    return name if alone else f"{name} on {row.machine}"
+    return name if machines == 1 else f"{name} on {row.machine}"
 
 
 def _state(row: Row) -> State:

@@ -1,14 +1,13 @@
-"""What had to change: for every cell that runs only after a port, or not even then; as rows, Markdown, CSV and JSON."""
+"""What had to change: for every cell that runs only after a port, or not even then; as rows, Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +16,15 @@ from matrix.changes import Comparison, categories
 from matrix.changes.apis import CATEGORIES
 from matrix.errors import UsageError
 from matrix.journal import HunkProof, ProofRecord
+from matrix.judge import current
 from reports.exports import safe
 from reports.markdown import code, plain
 from reports.merge import Evidence, Row
+
+MANY = 1000
+"""Pairs of sources that are remembered, so that those which many cells share are compared once."""
+MOST = 100
+"""Cells in the Markdown."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,10 @@ class Required:
         target: its accelerator and layout, as `cuda/dp2`.
         state: `ported`, or `broken`: then this is the nearest port that was tried, and it failed.
         source: the port; baseline: the script that it is a port of.
-        added, deleted, hunks: in lines of code, formatting and comments aside.
-        communication: added lines of communication code: ranks, process groups, collectives, barriers, rendezvous.
-        by_category: changed lines, added and deleted, in the order of `matrix.changes.apis.CATEGORIES`.
+        added, deleted, hunks: in lines of code, formatting and comments aside; None where that is not known.
+        communication: added lines of communication code: ranks, process groups, collectives, barriers, rendezvous;
+            None where the journal has not both texts, or one does not parse.
+        by_category: changed lines, added and deleted, in the order of `matrix.changes.apis.CATEGORIES`; None likewise.
         why: of a broken cell, what failed.
         proof: which hunks the cell needs, where that was tried.
     """
@@ -47,11 +53,11 @@ class Required:
     state: Literal["ported", "broken"]
     source: str
     baseline: str
-    added: int
-    deleted: int
-    hunks: int
-    communication: int
-    by_category: Mapping[str, int]
+    added: int | None
+    deleted: int | None
+    hunks: int | None
+    communication: int | None
+    by_category: Mapping[str, int] | None
     why: str
     proof: ProofRecord | None
 
@@ -59,6 +65,42 @@ class Required:
     def unneeded(self) -> list[HunkProof]:
         """The hunks that its cell does without."""
         return [hunk for hunk in self.proof.hunks if hunk.verdict == "idle"] if self.proof else []
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A port that was tried, against its baseline.
+
+    Attributes:
+        cells: in which it was tried, and whether it passed there.
+        proofs: by cell, which hunks it needs, where that was tried.
+    """
+
+    workload: str
+    baseline: str
+    port: str
+    compared: Compared
+    cells: dict[str, bool]
+    proofs: dict[str, ProofRecord]
+
+    def marks(self) -> dict[int, list[Mark]]:
+        """What is known of each hunk; of cells that say the same only the first. Empty where nothing was tried."""
+        found: dict[int, list[Mark]] = {}
+        for cell, proof in self.proofs.items():
+            for hunk in proof.hunks:
+                marks = found.setdefault(hunk.id, [])
+                if (hunk.verdict, hunk.why) not in [(mark.verdict, mark.why) for mark in marks]:
+                    marks.append(Mark(hunk.verdict, hunk.why, cell))
+        return found
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Whether a cell needs a hunk, and why."""
+
+    verdict: Literal["required", "performance", "idle", "unproven"]
+    why: str
+    cell: str
 
 
 @dataclass(frozen=True)
@@ -74,22 +116,23 @@ class Line:
     old: tuple[int, str] | None
     new: tuple[int, str] | None
     hunk: int | None
+    kind: Literal["line"] = "line"
 
 
 def required(evidence: Evidence) -> list[Required]:
     """The cells that a port passed, and those of which the nearest port failed; in the order of the rows."""
-    return [found for row in evidence.rows if (found := _required(row)) is not None]
+    return [found for row in evidence.rows if (found := required_of(row)) is not None]
 
 
-def _required(row: Row) -> Required | None:
+def required_of(row: Row) -> Required | None:
+    """The changes of one cell; None where no port decided."""
     verdict, attempt = row.verdict.verdict, row.verdict.attempt
     if verdict not in ("ported", "broken") or attempt is None or attempt.role != "port" or not attempt.source:
         return None
     workload = row.axes.get("workload", "")
-    baseline = next((a.source for a in row.verdict.attempts if a.role == "baseline" and a.source), None)
-    comparison = compared(row, baseline, attempt.source)
-    found = categories.sort(comparison) if comparison else []
-    counts = comparison.counts if comparison else attempt.changes
+    baseline = _baseline(row)
+    found = compared(row, baseline, attempt.source)
+    counts = found.comparison.counts if found else attempt.changes
     failure = attempt.failure
     return Required(
         cell=row.cell,
@@ -100,41 +143,78 @@ def _required(row: Row) -> Required | None:
         state="ported" if verdict == "ported" else "broken",
         source=attempt.source,
         baseline=baseline or "",
-        added=counts.added if counts else 0,
-        deleted=counts.deleted if counts else 0,
-        hunks=counts.hunks if counts else 0,
-        communication=categories.communication(found),
-        by_category=categories.total(found),
+        added=counts.added if counts else None,
+        deleted=counts.deleted if counts else None,
+        hunks=counts.hunks if counts else None,
+        communication=categories.communication(found.hunks) if found else None,
+        by_category=categories.total(found.hunks) if found else None,
         why=f"{failure.cause}: {failure.message}" if failure else "",
         proof=row.proof if verdict == "ported" else None,
     )
 
 
-def compared(row: Row, baseline: str | None, port: str) -> Comparison | None:
+def _baseline(row: Row) -> str | None:
+    return next((a.source for a in row.verdict.attempts if a.role == "baseline" and a.source), None)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A port against its baseline, and its hunks with their lines in categories."""
+
+    comparison: Comparison
+    hunks: tuple[categories.Sorted, ...]
+
+
+def compared(row: Row, baseline: str | None, port: str) -> Compared | None:
     """A port against its baseline, as the journal has them; None when it has not, or one does not parse."""
     sources, workload = row.decided_in.run.sources, row.axes.get("workload", "")
     before, after = sources.get(f"{workload}/{baseline}"), sources.get(f"{workload}/{port}")
     return _compared(before, after) if before is not None and after is not None else None
 
 
-@cache
-def _compared(before: str, after: str) -> Comparison | None:
+@lru_cache(MANY)
+def _compared(before: str, after: str) -> Compared | None:
     try:
-        return changes.compare(before, after)
+        comparison = changes.compare(before, after)
     except UsageError:
         return None
+    return Compared(comparison, tuple(categories.sort(comparison)))
 
 
 def bars(found: Iterable[Required]) -> dict[tuple[str, str], Counter[str]]:
-    """Changed lines by category for each backend and target, over the ported cells; each port counts once."""
+    """Changed lines by category for each backend and target, over the ported cells; each port counts once.
+
+    Cells of which the categories are not known are left out.
+    """
     seen = set()
     counts: dict[tuple[str, str], Counter[str]] = {}
     for each in found:
         mark = each.backend, each.target, each.workload, each.source
-        if each.state == "ported" and mark not in seen:
+        if each.state == "ported" and each.by_category is not None and mark not in seen:
             seen.add(mark)
             counts.setdefault((each.backend, each.target), Counter()).update(each.by_category)
     return counts
+
+
+def differences(evidence: Evidence) -> list[Difference]:
+    """Every port that was tried and whose text is known, once for each text that it had."""
+    found: dict[tuple[str, str, str, int], Difference] = {}
+    for row in evidence.rows:
+        baseline, workload, decided = _baseline(row), row.axes.get("workload", ""), row.verdict.attempt
+        for attempt in current(row.verdict.attempts):
+            if attempt.role != "port" or not attempt.source or attempt.phase != "correctness":
+                continue
+            pair = compared(row, baseline, attempt.source)
+            if pair is None or baseline is None:
+                continue
+            known = found.setdefault(
+                (workload, baseline, attempt.source, id(pair)),
+                Difference(workload, baseline, attempt.source, pair, {}, {}),
+            )
+            known.cells[row.cell] = attempt.outcome == "pass"
+            if row.proof and decided is not None and decided.source == attempt.source:
+                known.proofs[row.cell] = row.proof
+    return list(found.values())
 
 
 def side_by_side(comparison: Comparison) -> list[Line]:
@@ -179,11 +259,17 @@ def markdown(evidence: Evidence) -> str:
         return ""
     head = ["cell", "port", "lines", "hunks", "communication", "mostly", "proof"]
     lines = ["### Required changes", "", f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * len(head))}|"]
-    for each in found:
-        most = max(each.by_category, key=lambda name: each.by_category[name], default="")
-        cells = [code(each.cell), code(each.source), f"+{each.added} -{each.deleted}", str(each.hunks)]
+    for each in found[:MOST]:
+        kinds = each.by_category or {}
+        most = max(kinds, key=lambda name: kinds[name], default="not known")
+        communication = "not known" if each.communication is None else str(each.communication)
+        known = each.added is not None
+        cells = [code(each.cell), code(each.source), f"+{each.added} -{each.deleted}" if known else "not known"]
+        cells.append(str(each.hunks) if known else "not known")
         words = _proof_words(each) if each.state == "ported" else plain(f"broken: {each.why}", 160)
-        lines.append(f"| {' | '.join([*cells, str(each.communication), most, words])} |")
+        lines.append(f"| {' | '.join([*cells, communication, most, words])} |")
+    if len(found) > MOST:
+        lines += ["", f"{len(found) - MOST} more in changes.csv."]
     return "\n".join(lines) + "\n"
 
 
@@ -207,24 +293,6 @@ def write_csv(evidence: Evidence, path: Path) -> None:
             words = [each.cell, each.machine, each.backend, each.target, each.state, each.source]
             numbers = [each.added, each.deleted, each.hunks, each.communication]
             counted = [verdicts[name] if verdicts else None for name in ("required", "performance", "idle")]
-            by_category = [each.by_category.get(name, 0) for name in CATEGORIES]
+            kinds = each.by_category
+            by_category = [None if kinds is None else kinds.get(name, 0) for name in CATEGORIES]
             writer.writerow([*map(safe, words), *numbers, *by_category, *counted, safe(each.why)])
-
-
-def as_json(evidence: Evidence) -> str:
-    """Everything, the proofs included."""
-    rows = []
-    for each in required(evidence):
-        proof = each.proof.model_dump(mode="json", exclude_none=True) if each.proof else None
-        rows.append({**vars(each), "by_category": dict(each.by_category), "proof": proof})
-    return json.dumps(rows, indent=1)
-
-
-def texts(comparison: Comparison, proof: ProofRecord | None) -> dict[int, str]:
-    """For each hunk, what to write beside it: its verdict and why, or its categories where nothing was tried."""
-    proven = {hunk.id: hunk for hunk in proof.hunks} if proof else {}
-    words = {}
-    for each in categories.sort(comparison):
-        hunk = proven.get(each.hunk.id)
-        words[each.hunk.id] = f"{hunk.verdict}: {hunk.why}" if hunk else ", ".join(each.categories)
-    return words

@@ -1,4 +1,4 @@
-"""Drawings of a cell as SVG text: loss against its reference, deviation against its tolerance, processes' speed.
+"""Drawings as SVG text: loss against its reference, deviation, processes' speed; portability against convergence.
 
 Only numbers and words of this module go into the markup, so it is safe whatever the records hold.
 """
@@ -159,3 +159,85 @@ def processes(values: Sequence[float], sample: Sample) -> str:
         f'<text x="{WIDTH - 12}" y="50" text-anchor="end">{number(high)}</text>',
     ]
     return _svg(f"throughput of {len(values)} processes, median {number(sample.median)}", "".join(body), 56)
+
+
+# --- portability ---
+
+SQUARE = 300  # height of a drawing whose both axes go from 0 to 1
+
+
+def _plot(x: float, y: float) -> tuple[float, float]:
+    """From 0 to 1 on both axes, with room for marks that lie on the border."""
+    return LEFT + 8 + x * (WIDTH - LEFT - 60), SQUARE - BOTTOM - 26 - y * (SQUARE - TOP - BOTTOM - 40)
+
+
+def _unit_frame(across: str, up: str, ticks: Sequence[tuple[float, str]]) -> str:
+    (left, bottom), (right, top) = _plot(0, 0), _plot(1, 1)
+    parts = [f'<path class="axis" d="M{left - 8:.1f} {top - 8:.1f}V{bottom + 8:.1f}H{right + 8:.1f}"/>']
+    for tick in (0.0, 0.5, 1.0):
+        y = _plot(0, tick)[1]
+        parts.append(f'<path class="rule" d="M{left - 8:.1f} {y:.1f}H{right + 8:.1f}"/>')
+        parts.append(f'<text x="{left - 14:.1f}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for x, text in ticks:
+        parts.append(f'<text x="{_plot(x, 0)[0]:.1f}" y="{bottom + 24:.1f}" text-anchor="middle">{text}</text>')
+    parts.append(f'<text x="{(left + right) / 2:.1f}" y="{SQUARE - 6}" text-anchor="middle">{across}</text>')
+    middle = (top + bottom) / 2
+    parts.append(
+        f'<text x="14" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 14 {middle:.1f})">{up}</text>'
+    )
+    return "".join(parts)
+
+
+def navigation(points: Sequence[tuple[str, float, float]]) -> str:
+    """Convergence across, performance portability up; the best place is the upper right corner.
+
+    S. J. Pennycook et al., "Navigating Performance, Portability, and Productivity", Computing in Science and
+    Engineering 23 (5), 2021, doi 10.1109/MCSE.2021.3097276.
+
+    Args:
+        points: for each a mark of plain letters, convergence and PP, both from 0 to 1; equal ones share a dot.
+    """
+    places: dict[tuple[float, float], list[str]] = {}
+    for mark, convergence, pp in points:
+        places.setdefault((round(convergence, 2), round(pp, 2)), []).append(mark)
+    body = [_unit_frame("code convergence", "performance portability", [(0, "0"), (0.5, "0.5"), (1, "1")])]
+    for (convergence, pp), marks in places.items():
+        x, y = _plot(convergence, pp)
+        body.append(f'<path class="dot" d="M{x:.1f} {y:.1f}h0"/>')
+        body.append(f'<text class="mark" x="{x + 7:.1f}" y="{y + 4:.1f}">{", ".join(marks)}</text>')
+    return _svg(f"{len(points)} points, code convergence across and performance portability up", "".join(body), SQUARE)
+
+
+def cascade(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    """Applications' efficiencies on their platforms, best first (line), and PP over the platforms so far (dashed).
+
+    J. Sewall et al., "Interpreting and Visualizing Performance Portability Metrics", P3HPC 2020,
+    doi 10.1109/P3HPC51967.2020.00007.
+
+    Args:
+        curves: for each a mark of plain letters, and for each platform efficiency and PP, both from 0 to 1.
+    """
+    most = max(len(points) for _, points in curves)
+
+    def at(index: int) -> float:
+        return (index + 0.5) / most
+
+    ticks = [(at(index), str(index + 1)) for index in range(0, most, math.ceil(most / 10))]
+    body = [_unit_frame("platforms, best first", "efficiency", ticks)]
+    ends: dict[tuple[int, float], list[str]] = {}
+    for mark, points in curves:
+        efficiency = [_plot(at(index), value) for index, (value, _) in enumerate(points)]
+        so_far = [_plot(at(index), value) for index, (_, value) in enumerate(points)]
+        body.append(
+            f'<path class="reference" d="{_polyline(so_far)}"/><path class="line" d="{_polyline(efficiency)}"/>'
+        )
+        body.append(f'<path class="dot" d="{"".join(f"M{x:.1f} {y:.1f}h0" for x, y in efficiency)}"/>')
+        ends.setdefault((len(points) - 1, round(points[-1][0], 2)), []).append(mark)
+    for (index, value), marks in ends.items():
+        x, y = _plot(at(index), value)
+        body.append(f'<text class="mark" x="{x + 7:.1f}" y="{y + 4:.1f}">{", ".join(marks)}</text>')
+    return _svg(f"efficiency on up to {most} platforms of {len(curves)} backends", "".join(body), SQUARE)
+
+
+def _polyline(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)

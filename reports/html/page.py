@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matrix.judge import Verdict, exit_code
 from reports import units, words
 from reports.grid import Grid, grid, label
-from reports.html import data
+from reports.html import changes, data
 from reports.html.sections import Detail, section
 from reports.merge import Evidence, Row
 from reports.metrics import Speed
@@ -32,6 +32,7 @@ from reports.overview import (
     signatures,
     tally,
 )
+from reports.portability import Portability
 from reports.targets import KINDS, Coverage, coverage
 from reports.text import count, one_line, visible
 
@@ -75,7 +76,9 @@ class SpeedLine:
     first: bool
 
 
-def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today: datetime.date) -> None:
+def write_page(
+    evidence: Evidence, banners: Sequence[Banner], path: Path, today: datetime.date, portable: Sequence[Portability]
+) -> None:
     """Write the page. Its size is bounded per cell; what is left out of a very large report is said in it."""
     rows = evidence.rows
     ids = [section_id(row) for row in rows]
@@ -113,6 +116,7 @@ def write_page(evidence: Evidence, banners: Sequence[Banner], path: Path, today:
         "groups": groups,
         "speeds": [_speed_lines(key, pairs, by_row) for key, pairs in list(measured.items())[:MOST_ENTRIES]],
         "more_speeds": max(0, len(measured) - MOST_ENTRIES),
+        "changed": changes.section(evidence, portable),
         "rows": rows,
         "ids": by_row,
         "inline": inline,
@@ -151,7 +155,13 @@ def environment() -> Environment:
         "row_key": id,
         "markup": Markup,
     }
-    made.globals |= {"short": words.short, "standing": words.standing, "cause": words.cause}
+    made.globals |= {
+        "short": words.short,
+        "standing": words.standing,
+        "cause": words.cause,
+        "efficiency": changes.efficiency,
+        "unknown_convergence": changes.unknown_convergence,
+    }
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matrix.journal import Devices, Expectation, Failure, Layout, Metrics, PlannedCell, Throughput
+from matrix.journal import Devices, Expectation, Failure, Layout, Metrics, PlannedCell, ProofRecord, Throughput
 
 from .records import MadeUpRun, attempt, processes
 
@@ -54,7 +54,28 @@ def hostile_run() -> MadeUpRun:
             cell,
             attempt(cell, outcome, failure=failed if outcome == "fail" else None, metrics=metrics, **common),
         )
+    port = PlannedCell(cell=f"{ALL}/port", axes={**axes, "layout": ALL}, layout=Layout(name=ALL), written_for=ALL)
+    run.sources |= {f"{axes['workload']}/{name}": _script(name) for name in ("baseline", ALL)}
+    refused = Failure(cause=ALL, message=ALL, signature=ALL)
+    run.add(port, attempt(port, "fail", source="baseline", failure=refused), attempt(port, source=ALL, role="port"))
+    hunks = [
+        {"id": number, "old": (1, 1), "new": (1, 1), "added": 1, "deleted": 1, "verdict": "required", "why": text}
+        for number, text in enumerate([ALL, *TEXTS], 1)
+    ]
+    run.proofs.append(
+        ProofRecord.model_validate(
+            {"run": run.run, "machine": run.machine, "cell": port.cell, "key": ALL, "source": ALL,
+             "baseline": "baseline", "changes": {"added": 1, "deleted": 1, "hunks": 1}, "hunks": hunks,
+             "complete": True}
+        )
+    )  # fmt: skip
     axes = {"workload": ALL, "backend": ALL, "accelerator": ALL, "layout": ALL}
     passing = PlannedCell(cell=f"{ALL}/pass", axes=axes, layout=Layout(name=ALL), written_for=ALL)
     run.add(passing, attempt(passing, source=ALL), *processes(passing, [1.0, 2.0], source=ALL))
     return run
+
+
+def _script(name: str) -> str:
+    """A script that parses, with every text in its code and in its comments."""
+    lines = [f"x{number} = {text!r}  # {text}" for number, text in enumerate(TEXTS) if text.isprintable()]
+    return "\n".join([*lines, f"name = {name!r}", ""])

@@ -1,4 +1,4 @@
-"""Journals in, four files out."""
+"""Journals in, files out."""
 
 import datetime
 from pathlib import Path
@@ -12,12 +12,13 @@ from .records import DAY, MadeUpRun, attempt, failure, planned
 from .showcase import showcase
 
 
-def test_the_four_files_are_written_and_the_exit_code_is_that_of_a_run(tmp_path: Path) -> None:
+def test_the_files_are_written_and_the_exit_code_is_that_of_a_run(tmp_path: Path) -> None:
     good, bad = planned("good"), planned("bad")
     run = MadeUpRun().add(good, attempt(good)).add(bad, attempt(bad, "fail", failure=failure("hang", "slow")))
     built = build([run.write(tmp_path / "run")], tmp_path / "out", DAY)
-    assert [path.name for path in built.paths] == ["index.html", "summary.md", "junit.xml", "cells.csv"]
+    assert [path.name for path in built.paths] == ["index.html", "summary.md", "junit.xml", "cells.csv", "changes.csv"]
     assert all(path.stat().st_size for path in built.paths)
+    assert (built.p3 / "efficiency.csv").read_text().startswith("problem,application,platform,fom,coverage_key")
     assert [verdict.verdict for verdict in built.verdicts] == ["as-is", "broken"]
     assert built.headline == "1 of 2 executed cells runs, unchanged."
     assert built.exit_code == 1

@@ -14,7 +14,6 @@ from reports.portability import (
     application_efficiency,
     convergence,
     divergence,
-    navigation,
     performance_portability,
     portability,
     weave,
@@ -122,9 +121,9 @@ def test_portability_of_each_application_from_its_rows() -> None:
 
 def test_the_charts_have_their_numbers() -> None:
     found = portability(merge([run().journal()]))
-    assert navigation(found) == [
-        ("gpt", "jax", 1.0, pytest.approx(2 / 3)),
-        ("gpt", "torch", pytest.approx(0.5), pytest.approx(0.5)),
+    assert [(each.application, each.convergence, each.pp) for each in found] == [
+        ("jax", 1.0, pytest.approx(2 / 3)),
+        ("torch", pytest.approx(0.5), pytest.approx(0.5)),
     ]
     # Best platform first: PP over it alone, then over both.
     assert found[1].cascade == [
@@ -177,3 +176,14 @@ def test_the_export_has_what_the_p3_analysis_library_reads(tmp_path: Path) -> No
     assert port[0]["used_lines"] == [1, 2, 3, 5, 6]
     code = (tmp_path / "code" / "gpt-torch.py").read_text().splitlines()
     assert code[1] == "import torch.distributed as dist"
+
+
+def test_files_of_applications_whose_names_are_alike_are_told_apart(tmp_path: Path) -> None:
+    made = MadeUpRun()
+    for workload in ("a b", "a*b", "x" * 300):
+        cell = planned(workload, "torch")
+        made.add(cell, attempt(cell), *processes(cell, [50.0]))
+    p3.write(portability(merge([made.journal()])), tmp_path)
+    names = sorted(path.name for path in (tmp_path / "code").glob("*.py"))
+    assert [name.partition("-torch")[0][:3] for name in names] == ["a-b", "a-b", "xxx"]
+    assert len(set(names)) == 3

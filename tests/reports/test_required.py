@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 from matrix import changes
 from matrix.journal import ProofRecord
 from reports.merge import Evidence, merge
-from reports.required import as_json, bars, compared, markdown, required, side_by_side, texts, write_csv
+from reports.required import Mark, bars, differences, markdown, required, side_by_side, write_csv
 from tests.reports.records import MadeUpRun, attempt, failure, planned
 
 BASELINE = '"""Doc."""\nimport torch\n\n# a note\nmodel = Model()\nprint(1)\nend\n'
@@ -65,7 +64,7 @@ def test_a_ported_cell_has_its_cost_and_a_broken_one_the_nearest_port_and_what_f
     )
     # An import, a header, and the line that moved below it (one deleted, one added); two of them communicate.
     assert (ported.added, ported.deleted, ported.hunks, ported.communication) == (3, 1, 2, 2)
-    assert dict(ported.by_category) == {"imports": 1, "process group and launch": 3}
+    assert ported.by_category == {"imports": 1, "process group and launch": 3}
     assert (broken.state, broken.source, broken.why) == ("broken", "torch/ddp.py", "hang: =no progress for 60 s")
     assert ported.proof is None
 
@@ -98,15 +97,34 @@ def test_every_line_of_shipped_ports_is_shown_once() -> None:
         assert [line.new[0] for line in lines if line.new] == list(range(1, len(comparison.port.lines) + 1))
 
 
-def test_hunks_carry_their_verdict_or_else_their_categories() -> None:
+def test_a_port_is_shown_once_with_the_cells_that_tried_it_and_what_they_say_of_its_hunks() -> None:
     found = evidence("required", "idle")
-    row = found.rows[0]
-    comparison = compared(row, "torch/train.py", "torch/ddp.py")
-    assert comparison is not None
-    assert texts(comparison, row.proof) == {1: "required: because 1", 2: "idle: because 2"}
-    assert texts(comparison, None) == {1: "imports", 2: "process group and launch"}
+    (port,) = differences(found)
+    assert (port.workload, port.baseline, port.port) == ("gpt", "torch/train.py", "torch/ddp.py")
+    assert port.cells == {"gpt/torch/cpu/dp2": True, "gpt/torch/cuda/dp2": False}
+    assert port.marks() == {
+        1: [Mark("required", "because 1", "gpt/torch/cpu/dp2")],
+        2: [Mark("idle", "because 2", "gpt/torch/cpu/dp2")],
+    }
+    assert differences(evidence())[0].marks() == {}
     assert [hunk.id for hunk in required(found)[0].unneeded] == [2]
-    assert compared(row, "torch/none.py", "torch/ddp.py") is None
+
+
+def test_what_is_not_known_is_not_counted_as_nothing(tmp_path: Path) -> None:
+    made = MadeUpRun(sources={"gpt/torch/train.py": BASELINE, "gpt/torch/ddp.py": "x = (\n"})
+    cell = planned("gpt", "torch", "cpu", "dp2")
+    no = failure("idle-devices", "1 did work")
+    made.add(cell, attempt(cell, "fail", failure=no), attempt(cell, role="port"))
+    found = merge([made.journal()])
+    (unknown,) = required(found)
+    assert (unknown.communication, unknown.by_category) == (None, None)
+    assert bars([unknown]) == {}
+    assert differences(found) == []
+    assert "| not known | not known |" in markdown(found)
+    write_csv(found, tmp_path / "changes.csv")
+    with (tmp_path / "changes.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["communication"], row["imports"]) == ("", "")
 
 
 def test_the_exports_say_the_same(tmp_path: Path) -> None:
@@ -119,6 +137,3 @@ def test_the_exports_say_the_same(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert (rows[0]["process group and launch"], rows[0]["required"], rows[0]["idle"]) == ("3", "1", "1")
     assert (rows[1]["state"], rows[1]["required"]) == ("broken", "")
-    data = json.loads(as_json(found))
-    assert data[0]["proof"]["hunks"][1]["verdict"] == "idle"
-    assert data[1]["by_category"]["imports"] == 1

@@ -72,3 +72,23 @@ def test_each_process_is_a_dot_on_the_drawing_of_throughput() -> None:
     assert label(drawing) == "throughput of 3 processes, median 105"
     dots = [path.get("d", "") for path in ET.fromstring(drawing).iter("path") if path.get("class") == "dot"]
     assert dots[0].count("M") == 3
+
+
+def places(drawing: str, kind: str) -> list[str | None]:
+    return [path.get("d") for path in ET.fromstring(drawing).iter("path") if path.get("class") == kind]
+
+
+def test_a_navigation_chart_has_convergence_across_and_portability_up() -> None:
+    # The lower left corner is at (66, 248), the upper right one at (428, 26): see `_plot`.
+    drawing = charts.navigation([("A", 0.0, 0.0), ("B", 1.0, 1.0), ("C", 0.5, 0.5), ("D", 0.5, 0.5)])
+    assert places(drawing, "dot") == ["M66.0 248.0h0", "M428.0 26.0h0", "M247.0 137.0h0"]
+    marks = [text.text for text in ET.fromstring(drawing).iter("text") if text.get("class") == "mark"]
+    assert marks == ["A", "B", "C, D"]
+
+
+def test_a_cascade_shows_efficiency_as_a_line_and_portability_so_far_dashed() -> None:
+    # Efficiencies 1 and 1/3: PP is 1, then 2 / (1 + 3). Two platforms lie at a quarter and three quarters.
+    drawing = charts.cascade([("A", [(1.0, 1.0), (1 / 3, 0.5)])])
+    assert places(drawing, "line") == ["M156.5 26.0L337.5 174.0"]
+    assert places(drawing, "reference") == ["M156.5 26.0L337.5 137.0"]
+    assert label(drawing) == "efficiency on up to 2 platforms of 1 backends"

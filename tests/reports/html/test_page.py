@@ -23,7 +23,7 @@ from ..hostile import hostile_run
 from ..records import DAY, START, MadeUpRun, attempt, failure, planned
 from ..showcase import showcase
 
-VOID = {"meta", "input", "br", "link", "img", "hr"}
+VOID = {"meta", "input", "br", "link", "img", "hr", "col"}
 
 
 class Document(HTMLParser):
@@ -119,6 +119,18 @@ def test_a_section_has_cause_advice_place_and_command(shown: Document) -> None:
         "rank 0 of 4 starts", "+model = DDP(model)", "all_gather_into_tensor", "SyncBatchNorm needs a GPU",
     ):  # fmt: skip
         assert part in shown.text
+
+
+def test_required_changes_are_shown_by_step_by_category_and_line_by_line(shown: Document) -> None:
+    text = shown.text[shown.text.index("From one device to several") :]
+    for part in (
+        "gpt2 devices (data)", "\u25d0 +6 \u22121 3 hunks, 4 communication torch/ddp.py on cpu, cuda",
+        "\u2715 lines not known, fails torch/ddp.py on cuda",
+        "torch cpu/dp2","10 cells left out: the texts of the scripts are not known.",
+        "Hunk 3 model wrapping and sharding annotations not proven: run with --prove-changes",
+        "Navigation chart over the measured platforms", "Cascade of gpt", "undefined", "cuda/single unproven",
+    ):  # fmt: skip
+        assert part in text, part
 
 
 @pytest.mark.parametrize(
