@@ -103,10 +103,10 @@ def compare(
     """
     expected = dict(reference.loss)
     largest, finding = 0.0, None
-    pairs = [(f"step {step}: loss", loss, expected.get(step)) for step, loss in losses]
+    pairs = [(f"step {step}: loss", loss, expected.get(step), expected.get(step + 1)) for step, loss in losses]
     if evaluation is not None and losses:
-        pairs.append(("eval", evaluation, evaluation_at(reference, losses[-1][0])))
-    for name, value, wanted in pairs:
+        pairs.append(("eval", evaluation, evaluation_at(reference, losses[-1][0]), None))
+    for name, value, wanted, following in pairs:
         if wanted is None:
             continue
         off = deviation(value, wanted)
@@ -114,9 +114,19 @@ def compare(
         if finding is None and off > limit:
             finding = Finding(
                 "wrong-result",
-                f"{name} {value:.9g}, reference {wanted:.9g}: off by {off:.2g} relative, tolerance {limit:.2g}",
+                f"{name} {value:.9g}, reference {wanted:.9g}: off by {off:.2g} relative, tolerance {limit:.2g}"
+                + _slip(value, wanted, following, limit),
             )
     return finding, largest
+
+
+def _slip(value: float, wanted: float, following: float | None, limit: float) -> str:
+    """What a wrong value looks like that is a slip in printing or counting rather than in computing."""
+    if any(value in (round(wanted, digits), float(f"{wanted:.{digits}g}")) for digits in range(1, 8)):
+        return "; it is the reference, rounded: print more digits"
+    if following is not None and deviation(value, following) <= limit:
+        return "; it is the reference of the next step: are its steps counted from 0?"
+    return ""
 
 
 def evaluation_at(reference: Reference, step: int) -> float | None:

@@ -55,7 +55,8 @@ def check_truth(cell: Cell, seen: Observation) -> truth.Truth:
     for rank in seen.events:
         report, start = seen.last("seen", rank) or seen.last("blind", rank), seen.last("start", rank)
         if start is not None:
-            reports[rank] = {**(report or {}), "host": start["host"]}
+            end = seen.last("end", rank) or {}
+            reports[rank] = {**(report or {}), "host": start["host"], "gave_up": end.get("gave_up")}
     through = cell.backend.through
     return truth.check(
         reports,

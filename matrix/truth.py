@@ -288,6 +288,12 @@ def _compiled(ranks: Mapping[int, Seen]) -> Finding | Unseen | None:
         if not compiled.get("compiled"):
             captured, compiler = compiled["graphs"], compiled.get("compiler", "its backend")
             return Finding("not-compiled", f"rank {rank}: Dynamo captured {captured} graphs, {compiler} compiled none")
+        if seen.get("gave_up"):
+            return Finding(
+                "not-compiled",
+                f"rank {rank}: Dynamo compiled {seen['gave_up']} again and again, for ever new shapes or values, and "
+                "gave up: from then on what it had not met before ran eagerly",
+            )
         if seen.get("backward_calls"):
             held, through = compiled.get("reached_bytes", 0), compiled.get("parameter_bytes", 0)
             words = "get their gradient from a compiled graph"

@@ -31,6 +31,7 @@ HASHED = 65_536  # elements of a tensor that are hashed
 LEAVES = 4  # parameters whose gradients are hashed
 MAX_ROWS, ROW_ELEMENTS = 4096, 8  # of a tensor whose rows are hashed each: at most, at least
 MAX_BATCHES = 8  # tensors whose rows are hashed
+GAVE_UP = "recompile limit exceeded"  # what Dynamo counts among the unimplemented
 MATMUL = (
     "mm", "linear", "conv", "attention", "compiledfunction", "matmul", "mv", "dot", "rnn", "lstm", "gru", "einsum",
 )  # fmt: skip
@@ -356,6 +357,16 @@ class Observer:
         hits, misses = counts.get("fxgraph_cache_hit", 0), counts.get("fxgraph_cache_miss", 0)
         return bool(hits and not misses) if self.graphs() and counts else None
 
+    def gave_up(self):
+        """The function that Dynamo stopped compiling because it had compiled it too often; None if there is none."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is None or not any(GAVE_UP in reason for reason in utils.counters["unimplemented"]):
+            return None
+        for each in utils.get_compilation_metrics():
+            if GAVE_UP in (each.fail_reason or ""):
+                return f"{each.co_name} ({each.co_filename}:{each.co_firstlineno})"
+        return "a function"
+
     def device(self, device):
         """A device in the words that an accelerator's `owns` reads."""
         torch = self.torch
@@ -479,7 +490,7 @@ class Observer:
     def final(self):
         """What is known at the end: graphs, and the device's own peak memory where it counts that."""
         torch = self.torch
-        found = {"graphs": self.graphs(), "device_peak_bytes": None, "warm": self.warm()}
+        found = {"graphs": self.graphs(), "device_peak_bytes": None, "warm": self.warm(), "gave_up": self.gave_up()}
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             found["device_peak_bytes"] = max(
                 torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())

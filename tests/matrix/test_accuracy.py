@@ -121,6 +121,24 @@ def test_the_first_value_outside_is_named_and_the_largest_deviation_told() -> No
     assert off == 1.0
 
 
+@pytest.mark.parametrize(
+    ("printed", "hint"),
+    [
+        (2.31, "it is the reference, rounded: print more digits"),
+        (2.3075, "it is the reference, rounded: print more digits"),
+        (2.0, "it is the reference, rounded: print more digits"),
+        (1.9876543, "it is the reference of the next step: are its steps counted from 0?"),
+        (2.32, None),
+        (2.307, None),
+    ],
+)
+def test_a_slip_in_printing_or_counting_is_named(printed: float, hint: str | None) -> None:
+    reference = Reference(loss=[(1, 2.307514), (2, 1.987654)], tolerance={"ieee-f32": 1e-6})
+    found, _ = compare([(1, printed)], None, reference, 1e-6)
+    assert found is not None
+    assert found.message.endswith(f"tolerance 1e-06{'; ' + hint if hint else ''}")
+
+
 def test_steps_count_from_where_the_reference_counts() -> None:
     assert compare([(0, 2.0), (1, 1.0)], None, FROM_0, 0.0) == (None, 0.0)
     assert compare([(1, 2.0)], None, FROM_0, 0.25)[1] == 1.0

@@ -261,6 +261,20 @@ UNCOMPILED: dict[str, Edits] = {
     "compile() of torch's own modules, whose code Dynamo passes by": (
         (TORCH_COMPILE, "if args.compile:\n    for layer in model.layers:\n        layer.compile()\n"),
     ),
+    "it is compiled too often, and given up": (
+        (
+            TORCH_COMPILE,
+            """
+            |torch._dynamo.config.recompile_limit = 2
+            |if args.compile:
+            |    model = torch.compile(model, dynamic=False)
+            |""",
+        ),
+        (
+            "    loss = loss_of(x, y)\n",
+            "    loss = (step * loss_of(x[:step], y[:step]) + (BATCH - step) * loss_of(x[step:], y[step:])) / BATCH\n",
+        ),
+    ),
     "the stance is eager": ((TORCH_COMPILE, TORCH_COMPILE + 'torch.compiler.set_stance("force_eager")\n'),),
 }  # fmt: skip
 

@@ -279,6 +279,11 @@ def compiled(graphs: int = 1, inductor: int = 3, through: int = 100, reached: in
             "rank 0: 0% of the parameters' bytes get their gradient from a compiled graph",
         ),
         (compiled(through=50, backward_calls=0), "rank 0: 50% of the parameters' bytes are used by a compiled graph"),
+        (
+            compiled(gave_up="forward (train.py:9)"),
+            "rank 0: Dynamo compiled forward (train.py:9) again and again, for ever new shapes or values, and gave up: "
+            "from then on what it had not met before ran eagerly",
+        ),
     ],
 )
 def test_what_does_not_reach_the_parameters_is_not_compiled(report: dict[str, Any], message: str) -> None:
