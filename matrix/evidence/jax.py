@@ -179,7 +179,7 @@ def _true(work: Work, seen: Observation) -> Shown:
     ).problem
     if isinstance(found, Finding):
         failure = simple(found.cause, found.message)
-        reason = f"{accepted}, but {found.cause}: {found.message}"
+        reason = f"laid out for {target.about}: {found.cause}: {found.message}"
         return Shown("fail", "none", failure, reason, compiled, target)
     if found is not None:
         return Shown("unavailable", reason=f"{accepted}, but {found.message}", compiled=compiled, target=target)

@@ -199,10 +199,23 @@ class Signature:
             return compiled.runtime_executable(), specs
 
         content = exported.mlir_module_serialized + str((donated, exported.in_shardings_hlo, self.host.shape)).encode()
-        self.record = compiler.compile(recorded.__name__, content, self.count, make)
         self.exported = exported
-        specs = self.record["specs"] or [None] * len(self.info)
+        self.record = {"devices": self.count}
+        self.finish = lambda: compiler.compile(recorded.__name__, content, self.count, make)
+        specs = [None] * len(self.info)
+        if self.count > 1 or observer.task["devices"] == 1:
+            specs = self.compile() or specs
         self.shardings = [NamedSharding(self.host, PartitionSpec(*map(_axes, spec or ()))) for spec in specs]
+
+    def compile(self):
+        """Compile it, if it is not; returns the partition specs of its results.
+
+        A function on one of several devices waits: if nothing uses all of them, the source shows nothing anyway.
+        """
+        finish, self.finish = self.finish, None
+        if finish is not None:
+            self.record = finish()
+        return self.record.get("specs")
 
     def mesh_of(self, exported, args, kwargs):
         """The script's own mesh of host devices: what its arrays are laid on, or its function speaks of."""
@@ -418,7 +431,21 @@ class Observer(Looks):
         self.programs.append(Program(computation, list(jax.devices()[: made.count]), counted or whole / made.count))
         return made
 
+    def rest(self):
+        """Compile what has waited, if the source uses all devices."""
+        made = [(name, each) for programs in self.recorded.values() for name, each in programs]
+        if not any(each.count == self.task["devices"] for _, each in made):
+            return
+        for name, each in made:
+            try:
+                each.compile()
+            except Refused as error:
+                self.emit("refused", name=name, message=str(error))
+                return
+
     def final(self):
+        if self.compiler is not None and sys.exc_info()[0] is None:  # the script came to its own end
+            self.rest()
         functions = [
             {k: v for k, v in made.record.items() if k != "specs"} | {"name": name, "calls": made.calls}
             for programs in self.recorded.values()

@@ -202,7 +202,7 @@ def test_a_source_that_leaves_devices_idle_shows_nothing_and_is_asked_once(toy: 
     assert [(each.outcome, each.evidence) for each in made] == [("fail", "none")]
     found = verdict(cell, made)
     assert found.verdict == "unproven"
-    assert found.why == "accepted for TPU v5e 2x2, but idle-devices: the cell gave 4 devices, 1 did work"
+    assert found.why == "laid out for TPU v5e 2x2: idle-devices: the cell gave 4 devices, 1 did work"
     cell = toy.write(PASSES, port=PASSES)
     made = toy.attempts(cell)
     assert [(each.source, each.outcome) for each in made] == [
