@@ -238,11 +238,18 @@ def test_a_shipped_workload_is_compiled(
     assert sharded.target.compiler.startswith("jax 0.10.2, ")
 
 
-@pytest.mark.parametrize(("layout", "collective"), [("fsdp2", "all-gather"), ("tp2", "all-reduce")])
+@pytest.mark.parametrize(
+    ("accelerator", "target", "layout", "collective"),
+    [
+        ("tpu", "v5e:2x2", "fsdp2", "all-gather"),
+        ("tpu", "v5e:2x2", "tp2", "all-reduce"),
+        ("cuda", "h100", "fsdp2", "all-gather"),
+    ],
+)
 def test_one_source_is_fully_sharded_and_tensor_parallel(
-    shown: Callable[..., list[AttemptRecord]], layout: str, collective: str
+    shown: Callable[..., list[AttemptRecord]], accelerator: str, target: str, layout: str, collective: str
 ) -> None:
-    attempts = shown("gpt", "tpu", "v5e:2x2", layout)
+    attempts = shown("gpt", accelerator, target, layout)
     assert [(each.source, each.outcome) for each in attempts] == [("jax/train.py", "fail"), ("jax/mesh.py", "pass")]
     assert attempts[1].compiled is not None
     assert attempts[1].compiled.functions[0].collectives[collective] > 1
