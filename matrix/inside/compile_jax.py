@@ -29,6 +29,8 @@ import time
 import types
 
 VERIFIED = ("0.10.2",)
+KERNELS = re.compile(r"/jax/.*(?:pallas|mosaic|triton)")  # files of the languages that kernels are written in
+NO_RULE = re.compile(r"MLIR translation rule for primitive .* not found for platform")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send")
 
 _path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "observe_jax.py")
@@ -53,16 +55,22 @@ class Refused(Exception):
 
 @contextlib.contextmanager
 def refusing():
-    """Within, what is raised is a refusal of the target; but not what only `jax.export` itself cannot do."""
+    """Within, what the target's lowering rules, a kernel language or the compiler say no to is a refusal.
+
+    Anything else that is raised may be no fault but ours: of exporting, or of tracing on a host.
+    """
+    import jax
+
     try:
         yield
     except Exception as error:
         trace = error.__traceback__
         while trace.tb_next is not None:
             trace = trace.tb_next
-        if "/jax/_src/export/" in trace.tb_frame.f_code.co_filename.replace(os.sep, "/"):
-            raise
-        raise Refused(f"{type(error).__name__}: {error}") from error
+        where = trace.tb_frame.f_code.co_filename.replace(os.sep, "/")
+        if isinstance(error, jax.errors.JaxRuntimeError) or KERNELS.search(where) or NO_RULE.search(str(error)):
+            raise Refused(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 class Chips:

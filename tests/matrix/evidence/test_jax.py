@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from matrix import accelerators, environments
+from matrix import accelerators, environments, evidence
 from matrix.attempt import Context
+from matrix.backends import INSIDE
 from matrix.backends import jax as backend
 from matrix.environments import Compiler
 from matrix.evidence import Work, stage
-from matrix.evidence.jax import PACKAGES, Artifact, compile_artifacts
+from matrix.evidence.jax import PACKAGES, PRODUCERS, Artifact, compile_artifacts
 from matrix.journal import AttemptRecord, Function
 from tests.matrix.harness import Bench
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
 pytest.importorskip("equinox")
 
 HEAD = """
@@ -142,7 +145,8 @@ mesh = Mesh(np.array(jax.devices()), ("d",))
 x = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("d")))
 @jit
 def step(w, x): return w - x.T @ (x @ w), (x @ w).sum(1), jnp.int32(7)
-w, y, n = step(jnp.full((16, 16), 3.0), x)
+w = jax.device_put(np.full((16, 16), 3.0, np.float32), NamedSharding(mesh, P()))
+w, y, n = step(w, x)
 assert (w.shape, y.shape, n.shape) == ((16, 16), (8,), ()), (w, y, n)
 assert float(w[0, 0]) == 3.0 and float(y[0]) == 1.0 and int(n) == 0, (w, y, n)
 w, y, n = step(w, x)
@@ -207,11 +211,15 @@ def test_an_error_of_the_script_is_its_own(shown: Callable[..., list[AttemptReco
 def test_a_version_that_was_not_tried_is_not_trusted(
     shown: Callable[..., list[AttemptRecord]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import jax.version; jax.version.__version__ = '0.99.0'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for file in ("compile_jax.py", "observe_jax.py"):
+        text = (INSIDE / file).read_text()
+        (tmp_path / file).write_text(re.sub(r"^VERIFIED = .*$", 'VERIFIED = ("0.1.0",)', text, flags=re.MULTILINE))
+    (producer,) = [each for each in PRODUCERS if each.evidence == "lowered"]
+    elsewhere = replace(producer, observer=tmp_path / "compile_jax.py")
+    monkeypatch.setattr(evidence, "available", lambda: (elsewhere,))
     (attempt,) = shown(STEP)
     assert (attempt.outcome, attempt.evidence) == ("unavailable", "none")
-    assert attempt.reason == "not verified with jax 0.99.0 (but with 0.10.2)"
+    assert attempt.reason == f"not verified with jax {jax.__version__} (but with 0.1.0)"
 
 
 # --- with the compilers ---
