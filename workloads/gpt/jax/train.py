@@ -102,7 +102,7 @@ class Block(eqx.Module):
         scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
         attended = jax.nn.softmax(scores).astype(x.dtype) @ v
         x = x + jnp.moveaxis(attended, 1, 2).reshape(x.shape) @ self.out.T
-        return x + jax.nn.gelu(self.norm2(x) @ self.up.T, approximate=True) @ self.down.T
+        return x + jax.nn.gelu(self.norm2(x) @ self.up.T, approximate=False) @ self.down.T
 
 
 class GPT(eqx.Module):
