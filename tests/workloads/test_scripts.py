@@ -16,6 +16,7 @@ PORTS = [
     "resnet/jax/sharded.py",
     "gpt/torch/ddp.py",
     "gpt/jax/sharded.py",
+    "gpt/jax/mesh.py",
 ]
 EXACT = ("--steps=12", "--dtype=float64", "--log-every=1")
 SHORT = ("--steps=30", "--dtype=float32", "--log-every=1")
