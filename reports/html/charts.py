@@ -164,6 +164,8 @@ def processes(values: Sequence[float], sample: Sample) -> str:
 # --- portability ---
 
 SQUARE = 300  # height of a drawing whose both axes go from 0 to 1
+LETTER = 12  # its size; labels that are nearer become one
+Labels = list[tuple[float, float, list[str]]]
 
 
 def _plot(x: float, y: float) -> tuple[float, float]:
@@ -195,16 +197,16 @@ def navigation(points: Sequence[tuple[str, float, float]]) -> str:
     Engineering 23 (5), 2021, doi 10.1109/MCSE.2021.3097276.
 
     Args:
-        points: for each a mark of plain letters, convergence and PP, both from 0 to 1; equal ones share a dot.
+        points: for each a mark of plain letters, convergence and PP, both from 0 to 1; what lies too close to be told
+            apart shares a label.
     """
-    places: dict[tuple[float, float], list[str]] = {}
-    for mark, convergence, pp in points:
-        places.setdefault((round(convergence, 2), round(pp, 2)), []).append(mark)
+    labels: Labels = []
     body = [_unit_frame("code convergence", "performance portability", [(0, "0"), (0.5, "0.5"), (1, "1")])]
-    for (convergence, pp), marks in places.items():
+    for mark, convergence, pp in points:
         x, y = _plot(convergence, pp)
         body.append(f'<path class="dot" d="M{x:.1f} {y:.1f}h0"/>')
-        body.append(f'<text class="mark" x="{x + 7:.1f}" y="{y + 4:.1f}">{", ".join(marks)}</text>')
+        _add(labels, mark, x, y)
+    body += [_label(*label) for label in labels]
     return _svg(f"{len(points)} points, code convergence across and performance portability up", "".join(body), SQUARE)
 
 
@@ -224,7 +226,7 @@ def cascade(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
 
     ticks = [(at(index), str(index + 1)) for index in range(0, most, math.ceil(most / 10))]
     body = [_unit_frame("platforms, best first", "efficiency", ticks)]
-    ends: dict[tuple[int, float], list[str]] = {}
+    labels: Labels = []
     for mark, points in curves:
         efficiency = [_plot(at(index), value) for index, (value, _) in enumerate(points)]
         so_far = [_plot(at(index), value) for index, (_, value) in enumerate(points)]
@@ -232,11 +234,22 @@ def cascade(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
             f'<path class="reference" d="{_polyline(so_far)}"/><path class="line" d="{_polyline(efficiency)}"/>'
         )
         body.append(f'<path class="dot" d="{"".join(f"M{x:.1f} {y:.1f}h0" for x, y in efficiency)}"/>')
-        ends.setdefault((len(points) - 1, round(points[-1][0], 2)), []).append(mark)
-    for (index, value), marks in ends.items():
-        x, y = _plot(at(index), value)
-        body.append(f'<text class="mark" x="{x + 7:.1f}" y="{y + 4:.1f}">{", ".join(marks)}</text>')
+        _add(labels, mark, *efficiency[-1])
+    body += [_label(*label) for label in labels]
     return _svg(f"efficiency on up to {most} platforms of {len(curves)} backends", "".join(body), SQUARE)
+
+
+def _add(labels: Labels, mark: str, x: float, y: float) -> None:
+    """Put a mark at a place, or to the label that is there."""
+    for at_x, at_y, marks in labels:
+        if abs(at_x - x) < LETTER and abs(at_y - y) < LETTER:
+            marks.append(mark)
+            return
+    labels.append((x, y, [mark]))
+
+
+def _label(x: float, y: float, marks: Sequence[str]) -> str:
+    return f'<text class="mark" x="{x + 7:.1f}" y="{y + 4:.1f}">{", ".join(marks)}</text>'
 
 
 def _polyline(points: Sequence[tuple[float, float]]) -> str:

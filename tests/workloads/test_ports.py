@@ -15,7 +15,7 @@ from matrix.workload import Source
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ("jax", "torch")
-DEVICES = {"single": 1, "data": 2, "fully-sharded": 2, "tensor": 2, "hybrid": 4}
+DEVICES = {"single": 1, "data": 2, "fully-sharded": 2, "tensor": 2, "hybrid": 8}
 PASSES_NOWHERE = {("resnet", "torch/ddp.py")}
 """As it should be: its statistics are of one rank's batch (`test_resnet.py`)."""
 LIMIT_S = 900  # some ten times what the slowest workload takes on two cores

@@ -80,8 +80,8 @@ def places(drawing: str, kind: str) -> list[str | None]:
 
 def test_a_navigation_chart_has_convergence_across_and_portability_up() -> None:
     # The lower left corner is at (66, 248), the upper right one at (428, 26): see `_plot`.
-    drawing = charts.navigation([("A", 0.0, 0.0), ("B", 1.0, 1.0), ("C", 0.5, 0.5), ("D", 0.5, 0.5)])
-    assert places(drawing, "dot") == ["M66.0 248.0h0", "M428.0 26.0h0", "M247.0 137.0h0"]
+    drawing = charts.navigation([("A", 0.0, 0.0), ("B", 1.0, 1.0), ("C", 0.5, 0.5), ("D", 0.5, 0.52)])
+    assert places(drawing, "dot") == ["M66.0 248.0h0", "M428.0 26.0h0", "M247.0 137.0h0", "M247.0 132.6h0"]
     marks = [text.text for text in ET.fromstring(drawing).iter("text") if text.get("class") == "mark"]
     assert marks == ["A", "B", "C, D"]
 

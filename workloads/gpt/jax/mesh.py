@@ -61,8 +61,8 @@ train = len(tokens) * 9 // 10  # tokens to train on; the rest is held out
 
 def sequences(starts: np.ndarray) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets of the sequences that begin at these tokens: 2 x [batch, context]."""
-    both = jax.device_put(tokens[starts[:, None] + np.arange(size.context + 1)], batch)
-    return both[:, :-1], both[:, 1:]
+    both = jnp.asarray(tokens[starts[:, None] + np.arange(size.context + 1)])
+    return jax.device_put((both[:, :-1], both[:, 1:]), batch)
 
 
 # --- model ---
