@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from markupsafe import Markup
 
 from matrix.changes.apis import CATEGORIES
 from reports.html import charts
-from reports.merge import Evidence
+from reports.merge import Evidence, Row
 from reports.portability import Point, Portability, portability, problem_of
 from reports.required import Difference, Line, Mark, bars, differences, required, side_by_side
 from reports.steps import Step, steps
@@ -113,7 +114,7 @@ class Section:
     portable: list[Portable]
     navigation: Markup
     cascades: list[tuple[str, Markup]]
-    left_out: dict[Literal["bars", "steps", "views", "portable", "cascades"], int]
+    left_out: dict[Literal["bars", "steps", "views", "portable"], int]
 
     @property
     def empty(self) -> bool:
@@ -133,7 +134,7 @@ def section(evidence: Evidence, found: Sequence[Portability]) -> Section:
     made_steps, ports = steps(evidence), differences(evidence)
     made = portable(evidence, found)
     problems = list(dict.fromkeys(each.measured.problem for each in made))
-    drawn = [(problem, svg) for problem in problems[:MOST] if (svg := _cascade(made, problem))]
+    drawn = [(problem, svg) for problem in problems if (svg := _cascade(made, problem))]
     return Section(
         categories=present,
         bars=[
@@ -151,8 +152,7 @@ def section(evidence: Evidence, found: Sequence[Portability]) -> Section:
             "bars": max(0, len(counted) - MOST),
             "steps": max(0, len(made_steps) - MOST),
             "views": max(0, len(ports) - MOST),
-            "portable": max(0, len(made) - MOST),
-            "cascades": max(0, len(problems) - MOST),
+            "portable": max(0, len(found) - MOST),
         },
     )
 
@@ -196,13 +196,18 @@ def _folded(stretch: list[Line], first: bool, last: bool) -> list[Line | Folded 
 
 
 def portable(evidence: Evidence, found: Sequence[Portability]) -> list[Portable]:
-    """Every application over the platforms that were measured, in the order of the problems."""
+    """The first applications over the platforms that were measured, in the order of the problems."""
     result: list[Portable] = []
-    for problem in dict.fromkeys(each.problem for each in found):
-        mine = [each for each in found if each.problem == problem]
+    rows: dict[str, list[Row]] = {}
+    for row in evidence.rows:
+        rows.setdefault(problem_of(row), []).append(row)
+    for problem, group in itertools.groupby(found, key=lambda each: each.problem):
+        if len(result) >= MOST:
+            break
+        mine = list(group)
         platforms = dict.fromkeys(p.platform for each in mine for p in each.points if p.efficiency)
-        rows = tuple(row for row in evidence.rows if problem_of(row) == problem)
-        known = {each.application: each for each in portability(replace(evidence, rows=rows), tuple(platforms))}
+        alone = replace(evidence, rows=tuple(rows[problem]))
+        known = {each.application: each for each in portability(alone, tuple(platforms))}
         for each in mine:
             measured = known[each.application]
             drawn = measured.pp is not None and measured.convergence is not None
