@@ -243,17 +243,29 @@ class Event(Stream):
 
 
 def generator_class(torch):
-    """Generators of random numbers that know which device they are for."""
+    """Generators of random numbers that know which device they are for; drawn from on the CPU, all the same."""
 
     class Generator(torch._C.Generator):
         def __new__(cls, device="cpu"):
             self = super().__new__(cls)
-            self.place = torch.device(device)
+            if torch.device(device).type == "cuda":
+                ON_DEVICE[self._cdata] = self, torch.device(device)
             return self
 
-        device = property(lambda self: self.place)
+        @property
+        def device(self):
+            return place_of(torch, self)
 
     return Generator
+
+
+ON_DEVICE = {}  # by the address of what PyTorch passes on, which leaves the Python object behind
+
+
+def place_of(torch, generator):
+    """Which device a generator is for."""
+    known = ON_DEVICE.get(generator._cdata)
+    return known[1] if known else torch.device("cpu")
 
 
 def pinned(torch, tensor):
@@ -298,3 +310,39 @@ def fake_process_groups(distributed):
         return done
 
     parallel.DistributedDataParallel.__init__ = __init__
+
+
+def kernel_shapes(torch):
+    """Results of kernels for which PyTorch has no rule of shapes: for each operator, tensors like those that it makes."""
+    aten = torch.ops.aten
+
+    def statistics(x):
+        """One float32 number for each channel, as normalisation over ranks keeps them."""
+        return x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def gru_cell_backward(grad, workspace, has_bias):
+        gates = workspace.new_empty(grad.shape[0], 3 * grad.shape[1])
+        bias = (workspace.new_empty(3 * grad.shape[1]),) * 2 if has_bias else (None, None)
+        return gates, torch.empty_like(gates), torch.empty_like(grad), *bias
+
+    def reduce(grad, x, mean, invstd, weight, input_g, weight_g, bias_g):
+        wanted = (input_g, input_g, weight_g, bias_g)
+        return tuple(torch.empty_like(mean) if each else None for each in wanted)
+
+    def pack(sequences, lengths, batch_first):
+        steps = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+        return sequences.new_empty(sum(steps), *sequences.shape[2:]), torch.tensor(steps)
+
+    return {
+        aten._pack_padded_sequence.default: pack,
+        aten._thnn_fused_gru_cell.default: lambda gates, hidden, hx, *biases: (
+            torch.empty_like(hx),
+            hx.new_empty(hx.shape[0], 5 * hx.shape[1]),
+        ),
+        aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
+        aten.batch_norm_stats.default: lambda x, eps: (statistics(x), statistics(x)),
+        aten.batch_norm_gather_stats_with_counts.default: lambda x, *others: (statistics(x), statistics(x)),
+        aten.batch_norm_elemt.default: lambda x, *others: torch.empty_like(x),
+        aten.batch_norm_backward_reduce.default: reduce,
+        aten.batch_norm_backward_elemt.default: lambda grad, x, *others: torch.empty_like(x),
+    }

@@ -28,6 +28,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 
 STEPS = 2
 MAX_BRANCHES = 1000  # at one line: a loop that waits for a value to change
@@ -86,6 +87,7 @@ class Tracer:
         give_stand_ins(torch, self)
         keep_checkpoints(torch, self)
         atexit.register(self.leave)
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # copies do, harmlessly
         hooks = sys.modules["torch.optim.optimizer"]
         hooks.register_optimizer_step_pre_hook(self.before_step)
         hooks.register_optimizer_step_post_hook(self.after_step)
@@ -188,6 +190,10 @@ INDEXING = frozenset("index index_put index_put_ _index_put_impl_ _unsafe_index 
 INVALUABLE = frozenset("detach alias clone _to_copy view _unsafe_view reshape squeeze unsqueeze expand".split())
 
 
+class Depth(threading.local):
+    depth = 0
+
+
 def mode_class(torch, tracer):
     """The mode under which the script runs."""
     from torch._subclasses import fake_tensor
@@ -205,6 +211,8 @@ def mode_class(torch, tracer):
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
+            if self.inside.depth:  # PyTorch takes an operation apart: all of it is fake
+                return super().__torch_dispatch__(func, types, args, kwargs)
             tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
             if any(fake_tensor._check_for_subclass_arg(each) for each in tensors):
                 return NotImplemented  # a DTensor, say: it takes itself apart
@@ -224,15 +232,23 @@ def mode_class(torch, tracer):
             return self.follow(func, name, types, args, kwargs)
 
         pid = os.getpid()
+        inside = Depth()
+
+        def shapes_of(self, func, types, args, kwargs):
+            """The results of PyTorch's own rules."""
+            self.inside.depth += 1
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                self.inside.depth -= 1
 
         def check_generator(self, generator, tensors, to_device):
             if generator is None:
                 return
             wanted = "cuda" if to_device or any(each.device.type == "cuda" for each in tensors) else "cpu"
-            if generator.device.type != wanted:
-                raise DeviceMismatch(
-                    f"Expected a '{wanted}' device type for generator but found '{generator.device.type}'"
-                )
+            found = tracer.fake["place_of"](torch, generator).type
+            if found != wanted:
+                raise DeviceMismatch(f"Expected a '{wanted}' device type for generator but found '{found}'")
 
         def follow(self, func, name, types, args, kwargs):
             """The operation on shapes; what needs a value gets a stand-in."""
@@ -254,17 +270,18 @@ def mode_class(torch, tracer):
 
             fakes = tree_map(enter, (args, kwargs))
             try:
-                found = super().__torch_dispatch__(func, types, *fakes)
+                found = self.shapes_of(func, types, *fakes)
             except fake_tensor.FakeTensorDeviceMismatchError:  # of what CUDA takes: see `check_devices`
                 moved = tree_map(lambda v: self.like(v, "cuda") if isinstance(v, FakeTensor) else v, fakes)
-                found = super().__torch_dispatch__(func, types, *moved)
+                found = self.shapes_of(func, types, *moved)
             except (
                 fake_tensor.DataDependentOutputException,
                 fake_tensor.DynamicOutputShapeException,
                 fake_tensor.UnsupportedOperatorException,
             ) as error:
-                told = f"{type(error).__name__.removesuffix('Exception')}: {func}"
-                tracer.refuse(f"{told} has no result without values")
+                tracer.refuse(f"what {func} gives depends on values ({type(error).__name__})")
+            except NotImplementedError as error:
+                tracer.refuse(f"PyTorch has no rule for the shape of what {func} gives: {str(error)[:200]}")
             assume(func, name, args, found)
             return tree_map(lambda value: real.get(id(value), value), found)
 
@@ -274,7 +291,7 @@ def mode_class(torch, tracer):
                 return self.from_tensor(tensor)
             named = {"dtype": tensor.dtype, "device": torch.device(device)}
             empty = aten.empty_strided.default
-            return super().__torch_dispatch__(empty, (), (list(tensor.size()), list(tensor.stride())), named)
+            return self.shapes_of(empty, (), (list(tensor.size()), list(tensor.stride())), named)
 
     def check_devices(func, name, args, kwargs, tensors):
         """Raise where CUDA would refuse the devices of an operation's tensors."""
@@ -383,6 +400,9 @@ def mode_class(torch, tracer):
         tracer.note("branches", "torch.equal")
         return False
 
+    def kernel(function):
+        return lambda mode, *args, **kwargs: function(*args, **kwargs)
+
     def within(function):
         def run(mode, *args, **kwargs):
             with mode:
@@ -397,6 +417,7 @@ def mode_class(torch, tracer):
         aten._local_scalar_dense.default: scalar,
         aten.equal.default: equal,
     }
+    STAND_INS |= {func: within(kernel(shapes)) for func, shapes in tracer.fake["kernel_shapes"](torch).items()}
 
     def value(tensor, how):
         """A stand-in for the number that a tensor holds; waiting for it is noted."""
@@ -474,7 +495,8 @@ def give_stand_ins(torch, tracer):
         return [nested(shape[1:], leaf) for _ in range(shape[0])] if shape else leaf
 
     def tolist(tensor):
-        return nested(tensor.shape, tracer.value(tensor, "tolist"))
+        found = tracer.value(tensor, "tolist")
+        return nested(tensor.shape, Unknown(found) if type(found) is float else found)
 
     def text(tensor, *, tensor_contents=None):
         if tensor.device.type == "cuda":
