@@ -249,6 +249,8 @@ BY_FRAMEWORK = (
         r"FakeTensor Device Propagation",
         r"Passed CPU tensor to",
         r"can't convert \S+ device type tensor to numpy",
+        r"only dense CPU tensors can be pinned",
+        r"should be a 1D CPU int64 tensor",
         r"Input type \(torch\.(?:cuda|xla|mps|xpu|hip)\.\w+\) and \w+ type \(torch\.(?!cuda|xla|mps|xpu|hip)",
         r"Input type \(torch\.(?!cuda|xla|mps|xpu|hip)\w+\) and \w+ type \(torch\.(?:cuda|xla|mps|xpu|hip)\.",
         r"expected (?:'\w+' to be (?:a )?)?CPU tensor, but got",

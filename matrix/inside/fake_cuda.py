@@ -27,11 +27,15 @@ class Untraceable(BaseException):
 
 
 class DeviceMismatch(RuntimeError):
-    """What CUDA would refuse: an operation on tensors of different devices. As in PyTorch, a RuntimeError."""
+    """What PyTorch would refuse for the devices of its tensors, in its words; as there, a RuntimeError."""
+
+    __module__ = "torch"
 
 
 class NotConvertible(TypeError):
-    """What PyTorch refuses of a tensor that is not on the CPU. As in PyTorch, a TypeError."""
+    """What PyTorch would refuse of a tensor that is not on the CPU; as there, a TypeError."""
+
+    __module__ = "torch"
 
 
 def untried(torch):
@@ -275,6 +279,9 @@ def pinned(torch, tensor):
     return tensor
 
 
+SERVED = []  # kinds of device whose tensors the process group takes
+
+
 def fake_process_groups(distributed):
     """Collectives among ranks of which only this one exists: they return at once, with the right shapes.
 
@@ -290,8 +297,8 @@ def fake_process_groups(distributed):
             return original(backend, *arguments, **named)  # which says what is missing
         rank = int(named.get("rank") or os.environ.get("RANK", 0))
         only_device = backend is not None and "gloo" not in str(backend)
-        served = "cuda:fake" if only_device else "cpu:fake,cuda:fake"
-        return original(served, store=FakeStore(), rank=rank, world_size=world)
+        SERVED[:] = ("cuda",) if only_device else ("cpu", "cuda")
+        return original(",".join(f"{each}:fake" for each in SERVED), store=FakeStore(), rank=rank, world_size=world)
 
     distributed.init_process_group = init_process_group
     parallel = sys.modules["torch.nn.parallel.distributed"]

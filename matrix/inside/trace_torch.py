@@ -64,6 +64,7 @@ class Tracer:
         self.reached = "end"
         self.unable = None
         self.code = 0
+        self.root = os.path.join(os.getcwd(), "")  # the workload's folder
         after_import("torch", self.start)
 
     def start(self, torch):
@@ -115,11 +116,10 @@ class Tracer:
         frame = sys._getframe(1)
         if threading.current_thread() is not threading.main_thread():  # a backward pass has threads of its own
             frame = sys._current_frames().get(threading.main_thread().ident, frame)
-        root = os.getcwd() if self.task.get("root") is None else self.task["root"]
         while frame is not None:
             file = frame.f_code.co_filename
-            if os.path.abspath(file).startswith(os.path.join(root, "")) and not any(n in file for n in LIBRARIES):
-                return os.path.relpath(file, root), frame.f_lineno
+            if os.path.abspath(file).startswith(self.root) and not any(name in file for name in LIBRARIES):
+                return os.path.relpath(file, self.root), frame.f_lineno
             frame = frame.f_back
         return "?", 0
 
@@ -219,6 +219,8 @@ def mode_class(torch, tracer):
             place = kwargs.get("device")
             to_device = place is not None and torch.device(place).type == "cuda"
             self.check_generator(kwargs.get("generator"), tensors, to_device)
+            if func.namespace == "c10d":
+                check_collective(tensors)
             if not to_device and not any(isinstance(each, FakeTensor) for each in tensors):
                 return func(*args, **kwargs)
             if os.getpid() != self.pid:
@@ -295,37 +297,50 @@ def mode_class(torch, tracer):
 
     def check_devices(func, name, args, kwargs, tensors):
         """Raise where CUDA would refuse the devices of an operation's tensors."""
-        if len(tensors) < 2 or name in COPIES or len({each.device for each in tensors}) == 1:
-            return
-        if name in INDEXING:
-            return check_indexing(name, *args)
         if name == "_pack_padded_sequence":
             if args[1].device != cpu:
                 raise DeviceMismatch(
                     f"'lengths' argument should be a 1D CPU int64 tensor, but got 1D {args[1].device} Long tensor"
                 )
             return
+        if len(tensors) < 2 or name in COPIES or len({each.device for each in tensors}) == 1:
+            return
+        if name in INDEXING:
+            return check_indexing(name, *args)
         if name.startswith("_fused_") or name.startswith("_amp_foreach"):
             tensors = [each for each in tensors if each.dim()]  # a learning rate, a scale
+        if name.startswith("_foreach_"):  # each place of the lists is an operation of its own
+            lists = [each for each in args if isinstance(each, (list, tuple)) and isinstance(each[0], torch.Tensor)]
+            rest = [each for each in args if isinstance(each, torch.Tensor)]
+            for members in zip(*lists, strict=True):
+                check_together(func, name, [*members, *rest], members[0] if name.endswith("_") else None)
+            return
+        written = next((a for a, s in zip(args, func._schema.arguments) if s.alias_info and s.alias_info.is_write), None)
+        check_together(func, name, tensors, written)
+
+    def check_together(func, name, tensors, written):
+        """Raise if tensors are on several devices; CPU tensors without dimensions pass for numbers where CUDA takes them."""
         device = next((each.device for each in tensors if each.device != cpu), cpu)
-        writes = [a for a, s in zip(args, func._schema.arguments) if s.alias_info is not None and s.alias_info.is_write]
-        written = {id(each) for each in tree_iter(writes)}
-        lists = name.startswith("_foreach_")  # of which each member is an operation of its own
+        lenient = strict.isdisjoint((name, func._name.removeprefix("aten::")))
         for each in tensors:
-            if each.device == device or (lists and each.device == cpu):
+            number = each.device == cpu and each.dim() == 0 and each is not written
+            if each.device == device or (number and lenient):
                 continue
-            number = each.device == cpu and each.dim() == 0
-            if number and id(each) not in written and strict.isdisjoint((name, func._name.removeprefix("aten::"))):
-                continue
-            if name.startswith("masked_fill") and each is args[1]:
+            if name.startswith("masked_fill") and each is tensors[1]:
                 raise DeviceMismatch(
                     f"expected self and mask to be on the same device, but got mask on {each.device} and self on "
-                    f"{args[0].device}"
+                    f"{tensors[0].device}"
                 )
             raise DeviceMismatch(
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{device} and {each.device}! (in {func})"
             )
+
+    def check_collective(tensors):
+        served = tracer.fake["SERVED"]
+        for each in tensors:
+            if served and each.device.type not in served:
+                raise DeviceMismatch(f"No backend type associated with device type {each.device.type}")
 
     def check_indexing(name, target, indices, values=None, *rest):
         for each in indices:
