@@ -98,6 +98,7 @@ class Producer:
         compiler: the backend whose interpreter has the compilers; None where it needs none.
         packages: the distributions that this interpreter must have, by accelerator.
         variables: the variables that its runs get, over those of a cell on the host's own processor.
+        steps: how many a source is asked for; None for as many as the cell's run has.
     """
 
     name: str
@@ -110,13 +111,14 @@ class Producer:
     compiler: str | None = None
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    steps: int | None = None
 
 
 def available() -> tuple[Producer, ...]:
     """Every producer, the strongest evidence first."""
-    from matrix.evidence import jax
+    from matrix.evidence import jax, torch
 
-    return jax.PRODUCERS
+    return (*jax.PRODUCERS, *torch.PRODUCERS)
 
 
 def producer_for(backend: str, accelerator: str, target: Target) -> Producer | None:

@@ -22,7 +22,7 @@ from matrix.attempt import (
     unavailable,
 )
 from matrix.environments import Compiler, Interpreter
-from matrix.evidence import Producer, Work, bounded, targets, task
+from matrix.evidence import Producer, Work, bounded, targets, task, torch
 from matrix.journal import AttemptRecord, Target
 from matrix.keys import file_digest
 from matrix.launch import commands, process
@@ -74,6 +74,8 @@ def interpreter(context: Context, cell: Cell, producer: Producer) -> Interpreter
 def obstacle(context: Context, cell: Cell, producer: Producer | None, target: Target) -> str | None:
     """Why a target cannot be asked here; None when it can."""
     if producer is None:
+        if cell.backend.name in torch.BACKENDS and target.accelerator == "tpu":
+            return "PyTorch itself has no TPU device; torch-xla gives it one"
         return f"nothing shows {cell.backend.name} for {target.about} without it"
     devices = cell.layout.nodes * cell.layout.devices
     if target.devices is not None and target.devices < devices:
@@ -160,7 +162,8 @@ def perform(
     folder = new_folder(context.folder / "attempts" / cell.id, "evidence")
     compiler = compiler_of(context, cell, producer)
     work = Work(context, cell, source, target, folder, limits.timeout, int(limits.memory_gib * GIB), compiler)
-    arguments = [*script_arguments(cell, cell.run.steps, cell.run.log_every), *source.arguments]
+    steps, log_every = (producer.steps, 1) if producer.steps else (cell.run.steps, cell.run.log_every)
+    arguments = [*script_arguments(cell, steps, log_every), *source.arguments]
     ranks = commands.ranks(source.launch, devices)
     added = {
         **threads(ranks, context.beside),

@@ -7,9 +7,10 @@ question about the device. Here the answers are given, nothing is computed. The 
 write that name, which PyTorch lets no registered backend take (`rename_privateuse1_backend` refuses it).
 
 Private names used: `torch._C._ensureCUDADeviceGuardSet`, `_accelerator_getAccelerator`, `_get_accelerator`; of the
-libraries `c10::impl::device_guard_impl_registry` and `at::detail::getCUDAHooks`; `torch.cuda._lazy_init`, `_exchange_device`, `_maybe_exchange_device`, `_is_compiled`;
-`torch.testing._internal.distributed.fake_pg`; `torch.utils.weakref`;
-`torch.nn.parallel.distributed._verify_param_shape_across_processes`. Tried with the versions in `TRIED`.
+libraries `c10::impl::device_guard_impl_registry` and `at::detail::getCUDAHooks`; `torch.cuda._lazy_init`,
+`_exchange_device`, `_maybe_exchange_device`, `_is_compiled`; `torch.testing._internal.distributed.fake_pg`;
+`torch.utils.weakref`; `torch.nn.parallel.distributed._verify_param_shape_across_processes`. Tried with the versions in
+`TRIED`.
 """
 
 import collections
@@ -23,7 +24,7 @@ TRIED = ("2.13",)  # others may lack a name above, or mean something else by it
 
 
 class Untraceable(BaseException):
-    """What a trace cannot follow; a BaseException, so that a script's `except Exception` does not take it for its own."""
+    """What a trace cannot follow; a BaseException, since it is none that a script would catch."""
 
 
 class DeviceMismatch(RuntimeError):
@@ -87,15 +88,16 @@ def function(python):
     return ctypes.cast(made, ctypes.c_void_p).value
 
 
-def install(torch, device):
+def install(torch, device, refuse):
     """Answer for a device that is not there.
 
     Args:
         torch: the module.
         device: what the device says of itself: `runtime` (cuda or rocm), `name`, `count`, `memory_bytes`, `capability`.
+        refuse: called with a reason to end the script.
     """
     add_device(torch)
-    face = answers(torch, device)
+    face = answers(torch, device, refuse)
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         for name, answer in face.items():
             if module is torch.cuda or hasattr(module, name):
@@ -124,6 +126,7 @@ def install(torch, device):
     torch.Generator = generator_class(torch)
     torch.utils.weakref = types.SimpleNamespace(getweakrefs=lambda tensor: [])  # what moves a module's parameters in
     torch.__future__.set_swap_module_params_on_conversion(True)  # place, as their `.data` does between real devices
+    move_to_current(torch, face["current_device"])
     torch.Tensor.pin_memory = lambda self, device=None: pinned(torch, self)
     torch.Tensor.record_stream = nothing
     torch.compiler.set_stance("force_eager")  # a compiled model is traced as it is written
@@ -135,7 +138,7 @@ def nothing(*arguments, **named):
     return None
 
 
-def answers(torch, device):
+def answers(torch, device, refuse):
     """What `torch.cuda` says: each name of it with the function that answers."""
     now = [0]
     memory = device["memory_bytes"]
@@ -164,12 +167,12 @@ def answers(torch, device):
             raise RuntimeError("CUDA error: invalid device ordinal")
         now[0] = number(which)
 
-    def refuse(*arguments, **named):
-        raise Untraceable("CUDA graphs replay work that was done on a device, and here none is")
+    def graph(*arguments, **named):
+        refuse("CUDA graphs replay work that was done on a device, and here none is")
 
     face = dict.fromkeys(NO_ANSWER, nothing) | dict.fromkeys(COUNTS, lambda *a, **k: 0)
     face |= dict.fromkeys(("is_available", "is_initialized", "_is_compiled", "is_tf32_supported"), lambda: True)
-    face |= dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), refuse)
+    face |= dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), graph)
     return face | {
         "device_count": lambda: device["count"],
         "current_device": lambda: now[0],
@@ -195,15 +198,56 @@ def answers(torch, device):
     }
 
 
+def move_to_current(torch, current):
+    """Let `.to("cuda")` and `.cuda()` move to the current device: PyTorch's own ask the idle guard, and take 0."""
+    to = torch.Tensor.to
+
+    def indexed(where):
+        if isinstance(where, (str, torch.device)) and str(where) == "cuda":
+            return torch.device("cuda", current())
+        return where
+
+    def moved(self, *arguments, **named):
+        return to(self, *map(indexed, arguments), **{name: indexed(value) for name, value in named.items()})
+
+    def cuda(self, device=None, non_blocking=False, **named):
+        where = torch.device("cuda" if device is None else device)
+        return moved(self, where, non_blocking=non_blocking, **named)
+
+    torch.Tensor.to, torch.Tensor.cuda = moved, cuda
+
+
 NO_ANSWER = (
-    "_lazy_init init manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all synchronize empty_cache "
-    "ipc_collect reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached set_stream "
-    "reset_accumulated_memory_stats set_per_process_memory_fraction set_sync_debug_mode"
-).split()
+    "_lazy_init",
+    "init",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+    "synchronize",
+    "empty_cache",
+    "ipc_collect",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "set_stream",
+    "reset_accumulated_memory_stats",
+    "set_per_process_memory_fraction",
+    "set_sync_debug_mode",
+)
 COUNTS = (
-    "initial_seed memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
-    "max_memory_cached utilization get_sync_debug_mode"
-).split()
+    "initial_seed",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "memory_cached",
+    "max_memory_cached",
+    "utilization",
+    "get_sync_debug_mode",
+)
 
 
 class Stream:
@@ -320,7 +364,7 @@ def fake_process_groups(distributed):
 
 
 def kernel_shapes(torch):
-    """Results of kernels for which PyTorch has no rule of shapes: for each operator, tensors like those that it makes."""
+    """For each operator for which PyTorch has no rule of shapes, a function that makes tensors like its results."""
     aten = torch.ops.aten
 
     def statistics(x):

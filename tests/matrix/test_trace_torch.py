@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +47,11 @@ def trace(folder: Path, text: str, ranked: bool = False, **task: Any) -> dict[st
     events = {event["event"]: event for event in told}
     assert "blind" not in events, events["blind"]
     assert "traced" in events, ran.stderr
-    return events["traced"] | {"output": ran.stdout, "code": ran.returncode} | {
-        name: events[name] for name in ("exception", "exit") if name in events
-    }
+    return (
+        events["traced"]
+        | {"output": ran.stdout, "code": ran.returncode}
+        | {name: events[name] for name in ("exception", "exit") if name in events}
+    )
 
 
 def marked(text: str, mark: str) -> list[int]:
@@ -61,7 +64,11 @@ def lines(places: list[dict[str, Any]]) -> list[int]:
 
 @pytest.mark.parametrize("name", ["classifier", "language", "recurrent", "adversarial", "indexing", "parallel"])
 def test_an_ordinary_script_is_clean_and_its_host_syncs_are_at_the_lines_that_wait(tmp_path: Path, name: str) -> None:
-    text = (SCRIPTS / f"{name}.py").read_text().replace("if dist.get_rank() == 0:\n            print", "if True:\n            print")
+    text = (
+        (SCRIPTS / f"{name}.py")
+        .read_text()
+        .replace("if dist.get_rank() == 0:\n            print", "if True:\n            print")
+    )
     found = trace(tmp_path, text, ranked=name == "parallel")
     assert "exception" not in found
     assert found["unable"] is None
@@ -88,9 +95,7 @@ class Mistake(NamedTuple):
 
 MISTAKES = {
     "weights of the loss": Mistake("classifier", "weight=weight.cuda()", "weight=weight", "loss = criterion"),
-    "labels": Mistake("classifier", "y.cuda(non_blocking=True)", "y", "loss = criterion"),
-    "the model": Mistake("classifier", "model.cuda()  # after", "# after", "loss = criterion"),
-    "labels in the evaluation": Mistake("classifier", "== y.cuda()).sum()", "== y).sum()", "right += "),
+    "the model": Mistake("language", "model = Model().to(device)", "model = Model()", "self.token(tokens)"),
     "numpy of a device's tensor": Mistake(
         "classifier", ".cpu() for x, _ in", " for x, _ in", "predictions = ", "can't convert cuda:0 device type tensor"
     ),
@@ -108,49 +113,19 @@ MISTAKES = {
         "scores.masked_fill(mask",
         "expected self and mask to be on the same device, but got mask on cpu and self on cuda:0",
     ),
-    "positions": Mistake("language", "tokens.shape[1], device=tokens.device", "tokens.shape[1]", "self.place(places)"),
     "what is no buffer": Mistake(
-        "language", 'self.register_buffer("scale", torch.full((width,), 2.0))', "self.scale = torch.ones(width)", "* self.scale"
+        "language",
+        'self.register_buffer("scale", torch.full((width,), 2.0))',
+        "self.scale = torch.ones(width)",
+        "* self.scale",
     ),
     "a sum": Mistake("language", "total = torch.zeros((), device=device)", "total = torch.zeros(())", "total += loss"),
     "a state made once": Mistake(
-        "recurrent", "(torch.zeros(1, 4, 8, device=device),", "(torch.zeros(1, 4, 8),", "self.second(packed, state)"
-    ),
-    "lengths": Mistake(
         "recurrent",
-        "pack_padded_sequence(y, lengths,",
-        "pack_padded_sequence(y, lengths.to(device),",
-        "packed = ",
-        "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
+        "(torch.zeros(1, 4, 8, device=device),",
+        "(torch.zeros(1, 4, 8),",
+        "self.second(packed, state)",
     ),
-    "a generator": Mistake(
-        "adversarial",
-        "torch.Generator(device=device)",
-        "torch.Generator()",
-        "generator=noise",
-        "Expected a 'cuda' device type for generator but found 'cpu'",
-    ),
-    "a generator of the device": Mistake(
-        "adversarial",
-        "order = torch.Generator()",
-        "order = torch.Generator(device)",
-        "generator=order",
-        "Expected a 'cpu' device type for generator but found 'cuda'",
-    ),
-    "targets": Mistake(
-        "adversarial", "ones, zeros = torch.ones(8, 1, device=device)", "ones, zeros = torch.ones(8, 1)", "critic(batch), ones"
-    ),
-    "a table": Mistake(
-        "indexing",
-        "table.to(device)[labels]",
-        "table[labels]",
-        "table[labels]",
-        "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
-    ),
-    "values for indices": Mistake("indexing", "scores[rows] = torch.tensor(0.5)", "scores[rows] = torch.ones(3, 4)", "ones(3, 4)"),
-    "the start of a list": Mistake("indexing", "picked.mean()", "torch.cat([torch.tensor([]), picked[0]]).mean()", "loss = F.mse"),
-    "a stacked number": Mistake("indexing", "picked.mean()", "torch.stack([torch.tensor(0.0), picked.mean()]).mean()", "loss = F.mse"),
-    "a limit": Mistake("indexing", "picked.mean()", "picked.clamp(min=torch.tensor(0.0)).mean()", "loss = F.mse"),
     "an optimizer's state": Mistake(
         "indexing",
         "    optimizer.step()",
@@ -159,9 +134,13 @@ MISTAKES = {
         "same device",
     ),
     "a collective of NCCL": Mistake(
-        "parallel", "loss.detach().clone()", "loss.detach().cpu()", "dist.all_reduce(mean)", "No backend type associated with device type cpu"
+        "parallel",
+        "loss.detach().clone()",
+        "loss.detach().cpu()",
+        "dist.all_reduce(mean)",
+        "No backend type associated with device type cpu",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -176,3 +155,59 @@ def test_a_tensor_left_behind_is_found_at_its_line_in_pytorchs_words(tmp_path: P
     assert told.cause == "device-mismatch"
     assert told.frame is not None
     assert line in text.splitlines()[told.frame[1] - 1]
+
+
+def test_what_cuda_takes_and_refuses_is_taken_and_refused(tmp_path: Path) -> None:
+    found = trace(tmp_path, (SCRIPTS / "refusals.py").read_text())
+    assert "exception" not in found, found["exception"]["traceback"][-2000:]
+    assert found["unable"] is None
+
+
+def test_numbers_of_the_device_are_never_printed_as_numbers(tmp_path: Path) -> None:
+    text = """
+import torch
+loss = torch.randn(3, device="cuda").sum()
+print(f"step=1 loss={loss.item():.4f}", f"loss={loss.item() / 3 + 1}", f"loss={loss:.4f}", loss, loss.tolist())
+print(sum([loss.item(), loss.item()]) / 2, round(loss.item(), 4), {"loss": loss.item()})
+"""
+    found = trace(tmp_path, text)
+    assert re.findall(r"\d+", found["output"]) == ["1", "0"]  # the step, and the index of the device
+    assert lines(found["syncs"]) == [4, 5]
+
+
+UNTRACEABLE = {
+    "a loop that waits": ("while not x.norm() < 1: x = x / 2", "a loop waits for a value of the device to change"),
+    "a size that nothing stands in for": ("torch.unique(x)", "what aten._unique2.default gives depends on values"),
+    "a graph of kernels": ("torch.cuda.CUDAGraph()", "CUDA graphs replay work"),
+}
+
+
+@pytest.mark.parametrize("what", UNTRACEABLE)
+def test_what_cannot_be_traced_is_said_with_its_line(tmp_path: Path, what: str) -> None:
+    line, words = UNTRACEABLE[what]
+    found = trace(tmp_path, f"import torch\nx = torch.randn(4).cuda()\ntry:\n    {line}\nexcept Exception:\n    pass\n")
+    assert found["unable"].startswith("train.py:4: ")
+    assert words in found["unable"]
+    assert found["exception"]["chain"][0]["type"].endswith("Untraceable")
+
+
+def test_an_unknown_version_of_torch_is_not_traced(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '1.0.0'\n")
+    found = trace(tmp_path, "import torch\n")
+    assert found["unable"] == "train.py:1: not verified with torch 1.0.0"
+
+
+def test_a_script_without_a_number_of_steps_is_ended_after_two(tmp_path: Path) -> None:
+    text = """
+import torch
+model = torch.nn.Linear(2, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10**9):
+    model(torch.ones(4, 2, device="cuda")).sum().backward()
+    optimizer.step()
+    print("step", step)
+"""
+    found = trace(tmp_path, text)
+    assert (found["steps"], found["reached"], found["code"]) == (2, "steps", 0)
+    assert found["output"].splitlines()[1:] == ["step 0", "step 1"]

@@ -52,7 +52,9 @@ for epoch in range(1):
             right += (logits.argmax(1) == y.cuda()).sum().item()  # SYNC
             total += len(y)
     accuracy = right / total
-    print(f"epoch {epoch}: loss {running / len(train):.4f}, accuracy {accuracy:.3f}, {torch.cuda.max_memory_allocated()}")
+    print(
+        f"epoch {epoch}: loss {running / len(train):.4f}, accuracy {accuracy:.3f}, {torch.cuda.max_memory_allocated()}"
+    )
     if accuracy >= best:
         best = accuracy
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)

@@ -1,4 +1,4 @@
-"""Masks, indices and counts, as detection and ranking code has them: what CUDA takes of the CPU, and what it does not."""
+"""Masks, indices and counts, as detection and ranking code has them, with what CUDA takes of the CPU."""
 
 import torch
 import torch.nn.functional as F
