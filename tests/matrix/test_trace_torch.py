@@ -129,7 +129,9 @@ MISTAKES = {
     "an optimizer's state": Mistake(
         "indexing",
         "    optimizer.step()",
-        "    for each in optimizer.state.values():\n        each['exp_avg'] = each['exp_avg'].cpu()\n    optimizer.step()",
+        "    for each in optimizer.state.values():\n"
+        "        each['exp_avg'] = each['exp_avg'].cpu()\n"
+        "    optimizer.step()",
         "optimizer.step()",
         "same device",
     ),
@@ -185,7 +187,8 @@ UNTRACEABLE = {
 @pytest.mark.parametrize("what", UNTRACEABLE)
 def test_what_cannot_be_traced_is_said_with_its_line(tmp_path: Path, what: str) -> None:
     line, words = UNTRACEABLE[what]
-    found = trace(tmp_path, f"import torch\nx = torch.randn(4).cuda()\ntry:\n    {line}\nexcept Exception:\n    pass\n")
+    text = f"import torch\nx = torch.randn(4).cuda()\ntry:\n    {line}\nexcept Exception:\n    pass\n"
+    found = trace(tmp_path, text)
     assert found["unable"].startswith("train.py:4: ")
     assert words in found["unable"]
     assert found["exception"]["chain"][0]["type"].endswith("Untraceable")
