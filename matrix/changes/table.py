@@ -53,14 +53,13 @@ def _rows(job: Workload) -> list[list[str]]:
 
 
 def _step(port: Source) -> str:
-    """What a port is for: `N devices (data)`, `M hosts (data)`, `another chip`."""
+    """What a port is for: `N devices (data)`, `M hosts (data)`, `another chip`; with a backend that is not the plain one."""
     strategies = ", ".join(port.serves.get("strategy", ()))
-    nodes = port.serves.get("nodes", ())
-    if strategies == "single":
-        return "another chip"
-    chips = [value for axis in ("backend", "accelerator") for value in port.serves.get(axis, ())]
-    words = [each for each in (strategies, *chips) if each]
-    where = "M hosts" if nodes and "1" not in nodes else "N devices"
+    nodes, backends = port.serves.get("nodes", ()), port.serves.get("backend", ())
+    chips = [*backends[:1]] * (not set(backends) & set(dict(FRAMEWORKS))) + [*port.serves.get("accelerator", ())]
+    words = [each for each in ("" if strategies == "single" else strategies, *chips) if each]
+    hosts = "M hosts" if nodes and "1" not in nodes else "N devices"
+    where = "another chip" if strategies == "single" else hosts
     return f"{where} ({', '.join(words)})" if words else where
 
 

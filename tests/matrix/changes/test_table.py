@@ -18,10 +18,11 @@ def jobs() -> list[workload.Workload]:
 
 def test_the_table_has_the_counts_of_the_shipped_ports() -> None:
     found = changes.count(ROOT / "workloads/digits/torch/train.py", ROOT / "workloads/digits/torch/ddp.py")
-    rows = [line for line in table.table().splitlines() if line.startswith("| digits | N devices (data")]
-    (ddp,) = [row for row in rows if "`torch/ddp.py`" in row]
-    assert f"`torch/ddp.py` | +{found.added} -{found.deleted} | {found.hunks} |" in ddp
-    assert any("`jax/sharded.py`" in row for row in rows)
+    (row,) = [line for line in table.table().splitlines() if line.startswith("| digits | N devices (data) |")]
+    assert f"`torch/ddp.py` | +{found.added} -{found.deleted} | {found.hunks} |" in row
+    assert "`jax/sharded.py`" in row
+    (xla,) = [line for line in table.table().splitlines() if line.startswith("| digits | another chip (torch-xla) |")]
+    assert "`torch/xla.py`" in xla
 
 
 def test_the_table_in_the_readme_is_not_stale() -> None:
