@@ -14,7 +14,7 @@ import pytest
 
 from matrix import environments
 from matrix.backends import Backend
-from matrix.environments import FRAMEWORKS, Interpreter, find, parse_python_options
+from matrix.environments import FRAMEWORKS, Compiler, Interpreter, find, parse_python_options
 from matrix.errors import UsageError
 from tests.matrix.test_worker import other_pythons
 from tests.matrix.toy import LIMIT_S, Toy, install, train
@@ -114,6 +114,26 @@ def test_an_interpreter_without_the_package_is_absence_in_words(toy_backend: Bac
 def test_what_is_named_on_the_command_line_is_not_replaced_by_another(toy_backend: Backend, venv: Path) -> None:
     found = find([toy_backend], {"toy": sys.executable}, {"toy": str(venv / "bin" / "python")})["toy"]
     assert found.path is None
+
+
+def test_a_compiler_is_looked_for_in_the_interpreter_named_for_it_then_in_its_backends(
+    tmp_path: Path, site: Path, venv: Path, toy_backend: Backend
+) -> None:
+    metadata = tmp_path / "more" / "toycompiler-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: toycompiler\nVersion: 1.0\n")
+    python, full = str(venv / "bin" / "python"), wrapper(tmp_path, f"export PYTHONPATH={site}:{tmp_path / 'more'}")
+    compiler = Compiler(toy_backend, "toy-tpu", ("toycompiler",))
+
+    def path(chosen: dict[str, str], defined: dict[str, str]) -> str | None:
+        return find([], chosen, defined, [compiler])["toy-tpu"].path
+
+    assert path({}, {"toy-tpu": full, "toy": python}) == full
+    assert path({}, {"toy-tpu": python, "toy": full}) == full  # the first that has all of it
+    assert path({}, {"toy": python}) == python  # what is missing is said where it is needed
+    assert path({"toy": python}, {"toy-tpu": full}) == python
+    assert path({"toy": full, "toy-tpu": python}, {}) == python
+    assert parse_python_options([f"toy-tpu={python}"], ["toy", "toy-tpu"]) == {"toy-tpu": python}
 
 
 def test_an_environment_without_the_tool_runs_cells_and_is_recorded(tmp_path: Path, venv: Path) -> None:

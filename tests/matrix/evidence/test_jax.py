@@ -24,6 +24,7 @@ from matrix.backends import jax as backend
 from matrix.environments import Compiler
 from matrix.evidence import Work, stage
 from matrix.evidence.jax import PACKAGES, PRODUCERS, Artifact, compile_artifacts
+from matrix.evidence.targets import GPUS
 from matrix.journal import AttemptRecord, Function
 from tests.matrix.harness import Bench
 
@@ -262,6 +263,16 @@ def test_one_source_is_fully_sharded_and_tensor_parallel(
     assert [(each.source, each.outcome) for each in attempts] == [("jax/train.py", "fail"), ("jax/mesh.py", "pass")]
     assert attempts[1].compiled is not None
     assert attempts[1].compiled.functions[0].collectives[collective] > 1
+
+
+@pytest.mark.parametrize("target", sorted(each.stem for each in GPUS.glob("*.txtpb")))
+def test_the_compiler_takes_the_description_of_every_shipped_gpu(
+    shown: Callable[..., list[AttemptRecord]], target: str
+) -> None:
+    (attempt,) = shown(STEP, "cuda", target)
+    assert (attempt.outcome, attempt.evidence) == ("pass", "compiled"), (attempt.reason, attempt.failure)
+    assert attempt.target is not None
+    assert attempt.target.kind == attempt.target.about
 
 
 LARGE = """
