@@ -116,9 +116,9 @@ class Producer:
 
 def available() -> tuple[Producer, ...]:
     """Every producer, the strongest evidence first."""
-    from matrix.evidence import jax, torch
+    from matrix.evidence import jax, torch, torch_xla
 
-    return (*jax.PRODUCERS, *torch.PRODUCERS)
+    return (*jax.PRODUCERS, *torch_xla.PRODUCERS, *torch.PRODUCERS)
 
 
 def producer_for(backend: str, accelerator: str, target: Target) -> Producer | None:

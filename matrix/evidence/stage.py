@@ -168,7 +168,7 @@ def perform(
     added = {
         **threads(ranks, context.beside),
         **cell.backend.environment,
-        **cpu.environment(cell.backend.framework, devices),
+        **cpu.environment(cell.backend.through or cell.backend.framework, devices),
         **producer.variables,
         **cell.environment,
     }
