@@ -20,6 +20,8 @@ def obstacle(context: Context, cell: Cell) -> str | None:
     layout, accelerator = cell.layout, cell.accelerator
     if cell.implementation is None:
         return f"no implementation: {cell.workload.name} has no scripts for {cell.backend.name}"
+    if cell.backend.drives and accelerator.name not in cell.backend.drives:
+        return f"{cell.backend.name} drives {', '.join(cell.backend.drives)}, not {accelerator.name}"
     absent = accelerator.absent()
     if absent:
         return absent

@@ -12,4 +12,5 @@ BACKEND = replace(
     observer=INSIDE / "observe_xla.py",
     probe=INSIDE / "probe_xla.py",
     through="xla",
+    drives=("cpu", "cuda", "tpu"),
 )

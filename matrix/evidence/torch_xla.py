@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from matrix import truth
+from matrix import accuracy, outcome, truth
 from matrix.accelerators import cpu
 from matrix.backends import INSIDE
 from matrix.evidence import Producer, Shown, Work, jax
@@ -30,6 +30,10 @@ def conclude(work: Work, seen: Observation) -> Shown:
         return Shown("fail", failure=simple(found.cause, found.message), reason=reason)
     if found is not None:
         return Shown("unavailable", reason=f"on the host, {found.message}")
+    wrong = _inaccurate(work, seen)
+    if wrong is not None:
+        reason = f"on the host, {wrong.cause}: {wrong.message}"
+        return Shown("fail", failure=simple(wrong.cause, wrong.message), reason=reason)
     end = seen.last("end", seen.reporter) or {}
     if not end.get("captured"):
         trouble = f" ({end['trouble']})" if end.get("trouble") else ""
@@ -42,6 +46,18 @@ def conclude(work: Work, seen: Observation) -> Shown:
     fallen = ", ".join(f"{name} {count}x" for name, count in sorted(end["fallbacks"].items()))
     notes = [*shown.compiled.notes, f"left to the host's CPU: {fallen}"]
     return dataclasses.replace(shown, compiled=shown.compiled.model_copy(update={"notes": notes}))
+
+
+def _inaccurate(work: Work, seen: Observation) -> Finding | None:
+    """The first value on the host that is off; what is wrong there is no better for being compiled elsewhere."""
+    reference = work.cell.reference
+    reports = [report for rank in seen.events if (report := seen.last("seen", rank))]
+    precision = accuracy.precision(reports, "cpu")
+    limit = accuracy.tolerance(reference, precision) if reference and precision else None
+    if reference is None or limit is None:
+        return None
+    final = seen.last("eval", seen.reporter)
+    return accuracy.compare(outcome.losses(seen), float(final["value"]) if final else None, reference, limit)[0]
 
 
 def _truth(work: Work, seen: Observation) -> truth.Finding | truth.Unseen | None:

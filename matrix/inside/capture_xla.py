@@ -1,13 +1,14 @@
 """Keep the graphs that a PyTorch/XLA script runs, as portable StableHLO, for compilers of other chips.
 
 Loaded by `worker.py` beside an unmodified script that runs on PJRT's CPU; it also says what `observe_xla.py` says. Each
-time the script lets pending tensors be computed (`torch_xla.sync`, `mark_step`, a loader), and each time openxla compiles
-a graph of Dynamo's, the graph is lowered; every distinct one is written once to the attempt's folder.
+time the script lets pending tensors be computed (`torch_xla.sync`, `mark_step`, a loader), and each time openxla
+compiles a graph of Dynamo's, the graph is lowered; every distinct one is written once to the attempt's folder.
 
 Event, besides the worker's: `unable` with the reason why nothing can be captured.
 
 Private names used, besides those of `observe_xla.py`: `torch_xla._XLAC._get_stablehlo`, `_get_graph_hash`,
-`_run_cached_graph`, `_xla_get_default_device`, `_xla_step_marker`, `_xla_warm_up_cache`; verified with the versions below.
+`_run_cached_graph`, `_xla_get_default_device`, `_xla_step_marker`, `_xla_warm_up_cache`; verified with the versions
+below.
 """
 
 import hashlib

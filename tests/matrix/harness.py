@@ -25,7 +25,7 @@ DIGITS = SHIPPED / "digits"
 _numbers = itertools.count(1)
 
 
-XLA = "PORTMATRIX_TORCH_XLA_PYTHON"
+XLA = "PORTMATRIX_TORCH_XLA"
 """Names an interpreter that has torch_xla, which wants a torch of its own."""
 
 
