@@ -332,8 +332,8 @@ def test_a_workload_that_is_not_in_the_matrix_may_be_matched(tmp_path: Path) -> 
 
 
 def test_the_shipped_definitions_load() -> None:
-    assert definition.shipped() == ["absent", "cpu", "nightly", "smoke"]
-    assert [load(name).name for name in definition.shipped()] == ["absent", "cpu", "nightly", "smoke"]
+    assert definition.shipped() == ["absent", "cpu", "nightly", "smoke", "xla"]
+    assert [load(name).name for name in definition.shipped()] == ["absent", "cpu", "nightly", "smoke", "xla"]
 
 
 def test_a_folder_or_file_named_like_a_shipped_definition_does_not_hide_it(
@@ -362,16 +362,16 @@ def test_a_file_without_a_folder_in_its_name_is_found(tmp_path: Path, monkeypatc
         (
             "nihgtly",
             "there is no definition 'nihgtly': did you mean 'nightly'? "
-            "(shipped: absent, cpu, nightly, smoke; others are given by their path)",
+            "(shipped: absent, cpu, nightly, smoke, xla; others are given by their path)",
         ),
         (
             "cpu.yaml",
             "there is no definition 'cpu.yaml': did you mean 'cpu'? "
-            "(shipped: absent, cpu, nightly, smoke; others are given by their path)",
+            "(shipped: absent, cpu, nightly, smoke, xla; others are given by their path)",
         ),
         (
             "xyzzy",
-            "there is no definition 'xyzzy': shipped: absent, cpu, nightly, smoke; others are given by their path",
+            "there is no definition 'xyzzy': shipped: absent, cpu, nightly, smoke, xla; others are given by their path",
         ),
         ("some/where.yaml", "some/where.yaml: there is no such file"),
     ],
