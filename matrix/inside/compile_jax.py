@@ -14,7 +14,7 @@ Events, besides the worker's: `compiling` and `compiled` for each program, `refu
 `unable` with the reason why nothing can be shown.
 
 Private names used: `jax._src.core.trace_state_clean`, `jax._src.compiler`, `jax._src.interpreters.mlir`,
-`jaxlib._jax`; verified with the versions below.
+`jaxlib._jax`, `Exported._in_named_shardings`; verified with the versions below.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ import sys
 import time
 import types
 
+VERSION = 1  # of what is kept of a compilation
 VERIFIED = ("0.10.2",)
 KERNELS = re.compile(r"/jax/.*(?:pallas|mosaic|triton)")  # files of the languages that kernels are written in
 NO_RULE = re.compile(r"MLIR translation rule for primitive .* not found for platform")
@@ -111,7 +112,7 @@ class Compiler:
             devices: how many it runs on.
             make: lowers and compiles it; returns the executable and the partition specs of its outputs.
         """
-        facts = [content.hex() if len(content) < 64 else hashlib.sha256(content).hexdigest(), devices]
+        facts = [VERSION, hashlib.sha256(content).hexdigest(), devices]
         facts += [self.task["target"]["name"], self.chips.slices, self.chips.compiler]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         path = os.path.join(self.task["cache"], f"{digest}.json")
@@ -230,7 +231,7 @@ class Signature:
         import jax
         from jax.sharding import Mesh
 
-        laid = [leaf.sharding.mesh for leaf in jax.tree.leaves((args, kwargs)) if is_named(leaf)]
+        laid = [leaf.sharding.mesh for leaf in jax.tree.leaves((args, kwargs)) if _is_named(leaf)]
         for mesh in laid:
             if mesh.size == self.count:
                 return mesh
@@ -258,8 +259,8 @@ class Signature:
                 if self.count == 1 or leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
             ]
             found.append(like[0] if like else self.made(each, sharding))
-            if like:
-                pool[each.shape, each.dtype].remove(like[0])  # each once: two parameters are not one
+            if like:  # each once: two parameters are not one
+                pool[each.shape, each.dtype] = [leaf for leaf in pool[each.shape, each.dtype] if leaf is not like[0]]
         return jax.tree.unflatten(self.tree, found)
 
     def made(self, each, sharding):
@@ -282,7 +283,7 @@ def _grid(devices, shape):
     return numpy.array(devices).reshape(shape)
 
 
-def is_named(leaf):
+def _is_named(leaf):
     return hasattr(getattr(leaf, "sharding", None), "mesh") and hasattr(leaf.sharding.mesh, "devices")
 
 

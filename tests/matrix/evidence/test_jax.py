@@ -158,6 +158,23 @@ w, y, n = step(w, x)
     assert attempt.outcome == "pass", (attempt.reason, attempt.failure)
 
 
+def test_equal_parameters_stay_two_whatever_is_laid_out_otherwise(
+    shown: Callable[..., list[AttemptRecord]],
+) -> None:
+    text = """
+mesh = Mesh(np.array(jax.devices()), ("d",))
+split, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+x = jax.device_put(np.full((8, 8), 5.0, np.float32), split)
+a, b = (jax.device_put(np.full((8, 8), value, np.float32), whole) for value in (2.0, 3.0))
+@functools.partial(jit, out_shardings=(whole, whole))
+def step(x, a, b): return a - x.T @ x, b - x.T @ x
+a, b = step(x, a, b)
+assert a is not b and (float(a[0, 0]), float(b[0, 0])) == (2.0, 3.0), (a, b)
+"""
+    (attempt,) = shown(text, "tpu", "v5e:2x2", "dp2")
+    assert attempt.outcome == "pass", (attempt.reason, attempt.failure)
+
+
 def test_a_mesh_that_is_set_for_a_block_and_explicit_axes_are_followed(
     shown: Callable[..., list[AttemptRecord]],
 ) -> None:
