@@ -53,7 +53,7 @@ def _rows(job: Workload) -> list[list[str]]:
 
 
 def _step(port: Source) -> str:
-    """What a port is for: `N devices (data)`, `M hosts (data)`, `another chip`; with a backend that is not the plain one."""
+    """What a port is for: `N devices (data)`, `M hosts (data)`, `another chip`; with a backend of its own."""
     strategies = ", ".join(port.serves.get("strategy", ()))
     nodes, backends = port.serves.get("nodes", ()), port.serves.get("backend", ())
     chips = [*backends[:1]] * (not set(backends) & set(dict(FRAMEWORKS))) + [*port.serves.get("accelerator", ())]
