@@ -351,7 +351,8 @@ def test_a_port_for_cells_that_cannot_be_is_refused_with_its_place(
         ("{strategy: dataa}", "8:58: unknown strategy 'dataa': did you mean 'data'?"),
         (
             "{backend: [torch, tensorflow]}",
-            "8:65: unknown backend 'tensorflow': valid: jax, torch, torch-compile, torch-tpu, torch-xla, torch-xla-compile",
+            "8:65: unknown backend 'tensorflow': valid: jax, torch, torch-compile, torch-tpu, torch-xla, "
+            "torch-xla-compile",
         ),
     ],
 )
