@@ -130,6 +130,9 @@ def install(torch, device, refuse):
     torch.Tensor.pin_memory = lambda self, device=None: pinned(torch, self)
     torch.Tensor.record_stream = nothing
     torch.compiler.set_stance("force_eager")  # a compiled model is traced as it is written
+    torch.distributions.Distribution.set_default_validate_args(False)  # it looks at values
+    one_device(torch, device["count"], refuse)
+    numbers_for_ctc(torch)
     if torch.distributed.is_available():
         fake_process_groups(torch.distributed)
 
@@ -316,6 +319,32 @@ def place_of(torch, generator):
     return known[1] if known else torch.device("cpu")
 
 
+def numbers_for_ctc(torch):
+    """Let `ctc_loss` take lengths as numbers, as it does itself with tensors that are not fake."""
+    original = torch.ctc_loss
+
+    def ctc_loss(log_probs, targets, *others):
+        others = [each.tolist() if isinstance(each, torch.Tensor) else each for each in others]
+        return original(log_probs, targets, *others)
+
+    torch.ctc_loss = ctc_loss
+
+
+def one_device(torch, count, refuse):
+    """Let DataParallel be its module, as it is on one device."""
+
+    def move(value):
+        return value.to("cuda") if isinstance(value, torch.Tensor) else value
+
+    def forward(self, *inputs, **named):
+        if count > 1:
+            refuse("DataParallel copies the model and its inputs among devices, which is not traced")
+        inputs, named = sys.modules["torch.utils._pytree"].tree_map(move, (inputs, named))
+        return self.module(*inputs, **named)
+
+    torch.nn.DataParallel.forward = forward
+
+
 def pinned(torch, tensor):
     """Page-locked memory: the tensor itself, if PyTorch would pin it."""
     if tensor.device.type != "cpu":
@@ -384,7 +413,15 @@ def kernel_shapes(torch):
         steps = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
         return sequences.new_empty(sum(steps), *sequences.shape[2:]), torch.tensor(steps)
 
+    def ctc_loss(log_probs, targets, *others):
+        length, batch, _ = log_probs.shape
+        return log_probs.new_empty(batch), log_probs.new_empty(batch, length, 2 * targets.shape[-1] + 1)
+
     return {
+        aten._use_cudnn_ctc_loss.default: lambda *others: False,
+        aten._use_miopen_ctc_loss.default: lambda *others: False,
+        aten._ctc_loss.default: ctc_loss,
+        aten._ctc_loss_backward.default: lambda grad, log_probs, *others: torch.empty_like(log_probs),
         aten._pack_padded_sequence.default: pack,
         aten._thnn_fused_gru_cell.default: lambda gates, hidden, hx, *biases: (
             torch.empty_like(hx),

@@ -16,24 +16,29 @@ import threading
 
 
 def read_checks(torch):
-    """Names of the operators whose CUDA kernels demand one device of all tensors, also of those without dimensions.
+    """Which operators look at the devices of their tensors: by PyTorch's own table of them.
 
-    From PyTorch's own table: the code around a kernel checks devices unless the table says `device_check: NoCheck`,
-    as it does for what is left to TensorIterator, which lets a CPU tensor without dimensions pass for a number.
+    Returns:
+        Two sets of names. Around the CUDA kernels of the first, PyTorch demands one device of all tensors, also of
+        those without dimensions. The second take tensors on several devices. The others leave it to TensorIterator,
+        which lets a CPU tensor without dimensions pass for a number, or are put together of such.
     """
     path = os.path.join(os.path.dirname(torch.__file__), "..", "torchgen/packaged/ATen/native/native_functions.yaml")
-    strict = {"stack"}  # which is put together of `cat`
+    strict = {"stack"}  # which is made of `cat`
+    free = {"_foreach_copy_", "_has_compatible_shallow_copy_type"}
     with open(path, encoding="utf-8") as file:
         for entry in file.read().split("\n- func: ")[1:]:
-            kernel = re.search(r"^ +(?:structured_delegate:|[\w, ]*\bCUDA\b[\w, ]*:)", entry, re.MULTILINE)
-            if kernel and "device_check: NoCheck" not in entry:
-                strict.add(entry.partition("(")[0].strip())
-    return strict
+            name = entry.partition("(")[0].strip()
+            unchecked = re.search(r"device_check: NoCheck *#?(.*)", entry)
+            if unchecked is None and KERNEL.search(entry):
+                strict.add(name)
+            elif unchecked is not None and not LEFT_TO_OTHERS.search(unchecked[1]):
+                free.add(name)
+    return strict, free
 
 
-COPIES = frozenset(
-    ("copy_", "_to_copy", "_copy_from", "_foreach_copy_", "is_same_size", "set_", "_has_compatible_shallow_copy_type")
-)
+KERNEL = re.compile(r"^ +(?:structured_delegate:|[\w, ]*\bCUDA\b[\w, ]*:)", re.MULTILINE)
+LEFT_TO_OTHERS = re.compile(r"TensorIterator|foreach|Composite")
 INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"))
 UNCHANGING = frozenset(
     ("detach", "alias", "clone", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand")
@@ -51,7 +56,7 @@ def mode_class(torch, tracer):
 
     aten = torch.ops.aten
     FakeTensor = fake_tensor.FakeTensor
-    strict = read_checks(torch)
+    strict, free = read_checks(torch)
     cpu = torch.device("cpu")
     DeviceMismatch = tracer.fake["DeviceMismatch"]
 
@@ -135,8 +140,8 @@ def mode_class(torch, tracer):
                 fake_tensor.UnsupportedOperatorException,
             ) as error:
                 tracer.refuse(f"what {func} gives depends on values ({type(error).__name__})")
-            except NotImplementedError as error:
-                tracer.refuse(f"PyTorch has no rule for the shape of what {func} gives: {str(error)[:200]}")
+            except NotImplementedError:  # it has none, and no kernel of the CPU's helps
+                tracer.refuse(f"PyTorch has no rule for the shape of what {func} gives")
             assume(func, name, args, found)
             return tree_map(lambda value: real.get(id(value), value), found)
 
@@ -156,10 +161,12 @@ def mode_class(torch, tracer):
                     f"'lengths' argument should be a 1D CPU int64 tensor, but got 1D {args[1].device} Long tensor"
                 )
             return
-        if len(tensors) < 2 or name in COPIES or len({each.device for each in tensors}) == 1:
+        if func.namespace != "aten" or len({each.device for each in tensors}) < 2:
             return
         if name in INDEXING:
             return check_indexing(name, *args)
+        if not free.isdisjoint((name, func._name.removeprefix("aten::"))):
+            return
         if name.startswith("_fused_") or name.startswith("_amp_foreach"):
             tensors = [each for each in tensors if each.dim()]  # a learning rate, a scale
         if name.startswith("_foreach_"):  # each place of the lists is an operation of its own
@@ -230,7 +237,7 @@ def mode_class(torch, tracer):
         elif (name == "eq" and len(args) > 1 and args[0] is args[1]) or (name == "ne" and args[1] == float("inf")):
             value = True
         elif known and None not in known:
-            if name in ("any", "all") or name in UNCHANGING:
+            if name in ("any", "all", "_is_all_true", "_is_any_true") or name in UNCHANGING:
                 value = known[0]
             elif name in ("logical_not", "bitwise_not"):
                 value = not known[0]
@@ -249,6 +256,11 @@ def mode_class(torch, tracer):
         tracer.note("sizes", "masked_select")
         size = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
         return torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+
+    def bincount(mode, tensor, weights=None, minlength=0):
+        tracer.note("sizes", "bincount")
+        dtype = torch.int64 if weights is None else torch.promote_types(weights.dtype, torch.float32)
+        return torch.empty(max(minlength, 1), dtype=dtype, device=tensor.device)
 
     def index(mode, tensor, indices):
         if not any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices):
@@ -269,8 +281,8 @@ def mode_class(torch, tracer):
     def scalar(mode, tensor):
         return tracer.value(tensor, "item")
 
-    def equal(mode, one, other):
-        tracer.note("branches", "torch.equal")
+    def equal(mode, one, other, *tolerances, **named):
+        tracer.note("branches", "comparison")
         return False
 
     def kernel(function):
@@ -286,9 +298,11 @@ def mode_class(torch, tracer):
     STAND_INS = {
         aten.nonzero.default: within(nonzero),
         aten.masked_select.default: within(masked_select),
+        aten.bincount.default: within(bincount),
         aten.index.Tensor: within(index),
         aten._local_scalar_dense.default: scalar,
         aten.equal.default: equal,
+        aten.allclose.default: equal,
     }
     STAND_INS |= {func: within(kernel(shapes)) for func, shapes in tracer.fake["kernel_shapes"](torch).items()}
 

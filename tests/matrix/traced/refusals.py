@@ -78,3 +78,11 @@ refused("Expected a 'cpu' device type for generator but found 'cuda'", lambda: t
 refused("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned", lambda: x.pin_memory())
 refused("can't convert cuda:0 device type tensor to numpy", lambda: x.numpy())
 refused("invalid device ordinal", lambda: torch.cuda.set_device(1))
+
+# Lengths and targets of this loss may be on the CPU, a distribution looks at its parameters.
+x.requires_grad_()
+length = torch.tensor([4])
+F.ctc_loss(x[:, None].log_softmax(2), torch.ones(1, 2, dtype=torch.long), length, length // 2).backward()
+assert x.grad.shape == x.shape
+assert torch.distributions.Normal(x, x.exp()).rsample().device == x.device
+assert torch.bincount(labels.cuda(), minlength=5).shape == (5,)
