@@ -30,7 +30,8 @@ def conclude(work: Work, seen: Observation) -> Shown:
     died = death(seen, str(work.cell.workload.folder))
     if died is not None and died.cause == "device-mismatch" and "FakeTensor" not in died.message:
         return Shown("fail", "traced", died, compiled=compiled)
-    reason = _untraced(traced, died)
+    blind = next((event["reason"] for rank in seen.events for event in seen.of("blind", rank)), None)
+    reason = blind or _untraced(traced, died)
     if reason is not None:
         return Shown("unavailable", reason=f"could not be traced: {reason}", compiled=compiled)
     wrong = _left_on_cpu(traced) or _idle(work, traced)

@@ -417,20 +417,21 @@ def kernel_shapes(torch):
         length, batch, _ = log_probs.shape
         return log_probs.new_empty(batch), log_probs.new_empty(batch, length, 2 * targets.shape[-1] + 1)
 
-    return {
-        aten._use_cudnn_ctc_loss.default: lambda *others: False,
-        aten._use_miopen_ctc_loss.default: lambda *others: False,
-        aten._ctc_loss.default: ctc_loss,
-        aten._ctc_loss_backward.default: lambda grad, log_probs, *others: torch.empty_like(log_probs),
-        aten._pack_padded_sequence.default: pack,
-        aten._thnn_fused_gru_cell.default: lambda gates, hidden, hx, *biases: (
+    shapes = {
+        "_use_cudnn_ctc_loss": lambda *others: False,
+        "_use_miopen_ctc_loss": lambda *others: False,
+        "_ctc_loss": ctc_loss,
+        "_ctc_loss_backward": lambda grad, log_probs, *others: torch.empty_like(log_probs),
+        "_pack_padded_sequence": pack,
+        "_thnn_fused_gru_cell": lambda gates, hidden, hx, *biases: (
             torch.empty_like(hx),
             hx.new_empty(hx.shape[0], 5 * hx.shape[1]),
         ),
-        aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
-        aten.batch_norm_stats.default: lambda x, eps: (statistics(x), statistics(x)),
-        aten.batch_norm_gather_stats_with_counts.default: lambda x, *others: (statistics(x), statistics(x)),
-        aten.batch_norm_elemt.default: lambda x, *others: torch.empty_like(x),
-        aten.batch_norm_backward_reduce.default: reduce,
-        aten.batch_norm_backward_elemt.default: lambda grad, x, *others: torch.empty_like(x),
+        "_thnn_fused_gru_cell_backward": gru_cell_backward,
+        "batch_norm_stats": lambda x, eps: (statistics(x), statistics(x)),
+        "batch_norm_gather_stats_with_counts": lambda x, *others: (statistics(x), statistics(x)),
+        "batch_norm_elemt": lambda x, *others: torch.empty_like(x),
+        "batch_norm_backward_reduce": reduce,
+        "batch_norm_backward_elemt": lambda grad, x, *others: torch.empty_like(x),
     }
+    return {getattr(aten, name).default: function for name, function in shapes.items() if hasattr(aten, name)}

@@ -67,6 +67,12 @@ class Tracer:
         reason = self.fake["untried"](torch)
         if reason is not None:
             self.refuse(reason)
+        try:
+            self.begin(torch)
+        except Exception as error:  # else the script would run on the CPU, untraced
+            self.refuse(f"torch {torch.__version__} cannot be traced: {type(error).__name__}: {error}")
+
+    def begin(self, torch):
         target = self.task.get("target", {})
         device = {
             "runtime": target.get("accelerator", "cuda"),
