@@ -5,7 +5,8 @@ a tensor of the device takes part is done on shapes (`FakeTensorMode`), after th
 
 Private names used: `torch._subclasses.fake_tensor` (`FakeTensor`, `FakeTensorMode.__torch_dispatch__`, its exceptions,
 `_check_for_subclass_arg`, `init_gpu_context`), `torch.utils._pytree`, `torch._C.TensorBase`; the table of operators
-that ships with torch (`torchgen/packaged/ATen/native/native_functions.yaml`). Tried with the versions in `fake_cuda.py`.
+that ships with torch (`torchgen/packaged/ATen/native/native_functions.yaml`).
+Tried with the versions in `fake_cuda.py`.
 """
 
 import copy
