@@ -28,6 +28,7 @@ ORDER: tuple[Literal["required", "performance", "idle", "unproven"], ...] = (
     "idle",
     "unproven",
 )
+NOTHING_MEASURED = "no platform was comparably measured"
 CONTEXT = 3
 """Equal lines shown above and below a hunk; longer stretches are folded to one line."""
 
@@ -231,11 +232,13 @@ def _why(each: Portability) -> str:
     unmeasured = [point.platform for point in unknown if point.state != "unproven"]
     parts = [f"{', '.join(unproven)} unproven"] * bool(unproven)
     parts += [f"{', '.join(unmeasured)} not comparably measured"] * bool(unmeasured)
-    return "; ".join(parts) or "no platform was comparably measured"
+    return "; ".join(parts) or NOTHING_MEASURED
 
 
 def unknown_convergence(each: Portability) -> str:
     """What leaves convergence undefined."""
+    if not each.points:
+        return NOTHING_MEASURED
     passed = any(point.source for point in each.points)
     return "a script's text is not known" if passed else "it passed on none"
 

@@ -66,7 +66,7 @@ def test_what_fails_is_zero_and_what_is_not_known_has_no_point() -> None:
         "no platform was comparably measured",
         "cpu/dp2 not comparably measured",
     )
-    assert changes.unknown_convergence(only.measured) == "it passed on none"
+    assert changes.unknown_convergence(only.measured) == "no platform was comparably measured"
     assert changes.unknown_convergence(only.planned) == "a script's text is not known"
     assert (made.navigation, made.cascades) == ("", [])
 
