@@ -17,6 +17,10 @@ from matrix.backends import INSIDE
 from matrix.failures import recognise
 
 SCRIPTS = Path(__file__).parent / "traced"
+CPU_ONLY = pytest.mark.skipif(
+    any(Path(folder, "torch", "lib", "libtorch_cuda.so").exists() for folder in sys.path),
+    reason="a build of PyTorch for CUDA asks a driver as soon as cuDNN or DDP comes in: only a CPU build traces those",
+)
 RANKED = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
 
 
@@ -62,7 +66,17 @@ def lines(places: list[dict[str, Any]]) -> list[int]:
     return sorted({place["line"] for place in places})
 
 
-@pytest.mark.parametrize("name", ["classifier", "language", "recurrent", "adversarial", "indexing", "parallel"])
+ORDINARY = [
+    "classifier",
+    "language",
+    pytest.param("recurrent", marks=CPU_ONLY),
+    "adversarial",
+    "indexing",
+    pytest.param("parallel", marks=CPU_ONLY),
+]
+
+
+@pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_script_is_clean_and_its_host_syncs_are_at_the_lines_that_wait(tmp_path: Path, name: str) -> None:
     text = (
         (SCRIPTS / f"{name}.py")
@@ -145,7 +159,12 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+ASK_A_DRIVER = ("recurrent", "parallel")
+
+
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(m, marks=CPU_ONLY if MISTAKES[m][0] in ASK_A_DRIVER else ()) for m in MISTAKES]
+)
 def test_a_tensor_left_behind_is_found_at_its_line_in_pytorchs_words(tmp_path: Path, mistake: str) -> None:
     name, right, wrong, line, words = MISTAKES[mistake]
     text = (SCRIPTS / f"{name}.py").read_text()
@@ -159,6 +178,7 @@ def test_a_tensor_left_behind_is_found_at_its_line_in_pytorchs_words(tmp_path: P
     assert line in text.splitlines()[told.frame[1] - 1]
 
 
+@CPU_ONLY
 def test_what_cuda_takes_and_refuses_is_taken_and_refused(tmp_path: Path) -> None:
     found = trace(tmp_path, (SCRIPTS / "refusals.py").read_text())
     assert "exception" not in found, found["exception"]["traceback"][-2000:]

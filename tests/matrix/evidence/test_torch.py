@@ -9,6 +9,7 @@ import pytest
 
 from matrix.accelerators import cuda, tpu
 from tests.matrix.harness import DIGITS, SHIPPED, Bench, digits, edited
+from tests.matrix.test_trace_torch import CPU_ONLY
 
 NEXT_TO_LOSS = "    return F.cross_entropy(logits.to(dtype), y, label_smoothing=LABEL_SMOOTHING)\n"
 
@@ -51,6 +52,7 @@ def test_a_mask_left_on_the_cpu_is_refused_at_its_line(bench: Bench) -> None:
     assert "traced as it is written: torch.compile did not compile" in attempt.compiled.notes
 
 
+@CPU_ONLY
 def test_a_baseline_for_one_device_leaves_the_other_idle_and_its_port_is_traced_on_both(bench: Bench) -> None:
     cell = bench.cell("digits", layout="dp2", accelerator="cuda", size="tiny")
     baseline, port = bench.attempts(cell)
