@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     def common(made: argparse.ArgumentParser) -> None:
-        made.add_argument("definition", help="a YAML file, or the name of a shipped one: smoke, cpu, nightly, absent")
+        made.add_argument("definition", help="a YAML file, or a shipped one: smoke, cpu, nightly, absent, xla")
         made.add_argument("--select", default="", metavar="AXIS=VALUE,...", help="only these cells, exact by axis")
         made.add_argument(
             "--python", action="append", default=[], metavar="BACKEND=PATH", help="the interpreter of a backend"

@@ -45,7 +45,7 @@ class CellVerdict:
     @property
     def executed(self) -> bool:
         """Whether any attempt ran on the cell's own accelerator to a result, good or bad."""
-        return any(a.evidence == "executed" and a.outcome in ("pass", "fail") for a in self.attempts)
+        return _executed(self.attempts)
 
     @property
     def tool_failed(self) -> bool:
@@ -95,9 +95,13 @@ def judge_cell(cell: PlannedCell, attempts: Sequence[AttemptRecord], today: date
         verdict != "error"
         and not (failed and state != "met")
         and state not in ("passed", "other-cause", "expired")
-        and not (cell.required and not any(a.evidence == "executed" for a in attempts))
+        and not (cell.required and not _executed(attempts))
     )
     return CellVerdict(cell, verdict, why, deciding, tuple(attempts), state, as_expected)
+
+
+def _executed(attempts: Sequence[AttemptRecord]) -> bool:
+    return any(a.evidence == "executed" and a.outcome in ("pass", "fail") for a in current(attempts))
 
 
 def current(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
@@ -162,8 +166,9 @@ def _shown(results: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecor
             accepted.setdefault(_target(attempt), attempt)
         elif attempt.outcome == "fail" and attempt.evidence != "none":
             refused[_target(attempt)] = attempt
+    unknown = {_target(attempt) for attempt in results if attempt.outcome == "unavailable"}  # of one of its sources
     for target, attempt in refused.items():
-        if target not in accepted:
+        if target not in accepted and target not in unknown:
             message = attempt.failure.message if attempt.failure else "the compiler refused"
             return "refused", f"for {target}: {message}" if target else message, attempt
     if not accepted:

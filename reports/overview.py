@@ -172,7 +172,7 @@ def particulars(total: Tally) -> str:
     if total.verdicts["broken"]:
         parts.append(f"{total.verdicts['broken']:,} broken")
     if total.verdicts["refused"]:
-        parts.append(f"{total.verdicts['refused']:,} refused by the target's compiler")
+        parts.append(f"{total.verdicts['refused']:,} refused without being executed")
     if total.verdicts["unproven"]:
         parts.append(f"{total.verdicts['unproven']:,} unproven ({total.evidence_words})")
     if total.verdicts["error"]:

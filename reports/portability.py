@@ -293,7 +293,7 @@ def _state(row: Row) -> State:
     verdict = row.verdict.verdict
     if verdict in ("as-is", "ported"):
         return "passed"
-    return "failed" if verdict in ("broken", "refused") else "unproven"
+    return "failed" if verdict == "broken" else "unproven"  # what was not executed is in no score, refused or not
 
 
 def _fom(row: Row) -> float | None:

@@ -12,7 +12,7 @@ from matrix.judge import STRENGTH, current
 from reports.merge import Row
 
 KINDS: Final = ("executed", "compiled", "traced", "lowered", "refused", "nothing")
-"""From the strongest evidence that a cell runs to none; `refused` is the target's own compiler's no."""
+"""From the strongest evidence that a cell runs to none; `refused` is the no of its compiler or of a trace."""
 
 
 @dataclass(frozen=True)

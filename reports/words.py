@@ -25,7 +25,7 @@ VERDICTS: Final[dict[Verdict, Word]] = {
     "as-is": Word("●", "as is", "unchanged", "the baseline script passed, unchanged"),
     "ported": Word("◐", "ported", "changed lines", "the baseline failed, a port of it passed"),
     "broken": Word("✕", "broken", "executed, and failed", "it was executed, and everything failed"),
-    "refused": Word("⊘", "refused", "by the target's compiler", "not executed; the target's compiler refuses it"),
+    "refused": Word("⊘", "refused", "shown not to run", "not executed; the target's compiler, or a trace, refuses it"),
     "unproven": Word("○", "unproven", "not executed", "not executed here, or with nothing to hold the result against"),
     "error": Word("!", "error", "of the tool itself", "the tool itself failed; says nothing about the script"),
 }

@@ -10,8 +10,8 @@ from matrix.failures import CAUSES, signature
 from matrix.failures.recognise import recognise, users
 from matrix.failures.wordings import BY_FRAMEWORK, BY_SCRIPT, BY_TYPE, WRAPPERS
 
-ROOT = "/work/w"
-USER = {"file": "/work/w/train.py", "line": 7, "function": "main", "module": "__main__"}
+ROOT = "/home/me/w"
+USER = {"file": "/home/me/w/train.py", "line": 7, "function": "main", "module": "__main__"}
 
 
 def link(kind: str, message: str, raised: bool = False, **more: Any) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def test_the_message_has_neither_native_stacks_nor_hints() -> None:
 
 
 def test_the_line_is_taken_from_a_stack_that_the_message_quotes() -> None:
-    text = 'Unsupported\n\nfrom user code:\n   File "/work/w/model.py", line 30, in forward\n    y = x.item()\n'
+    text = 'Unsupported\n\nfrom user code:\n   File "/home/me/w/model.py", line 30, in forward\n    y = x.item()\n'
     found = recognise([link("torch._dynamo.exc.Unsupported", text)], ROOT)
     assert (found.cause, found.frame) == ("compile-error", ("model.py", 30))
 
@@ -277,9 +277,9 @@ def test_the_line_is_taken_from_a_stack_that_the_message_quotes() -> None:
 @pytest.mark.parametrize(
     ("file", "place"),
     [
-        ("/work/w/torch/train.py", "torch/train.py"),
-        ("/work/w/.venv/lib/python3.11/site-packages/torch/nn.py", None),
-        ("/work/other/train.py", None),
+        ("/home/me/w/torch/train.py", "torch/train.py"),
+        ("/home/me/w/.venv/lib/python3.11/site-packages/torch/nn.py", None),
+        ("/home/me/other/train.py", None),
         ("<string>", None),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_summary_begins_with_the_answer_and_has_every_part() -> None:
         "| `gpt/torch/cpu/single` | 41.3 k tokens/s (41.0 k to 41.5 k) | 3 | 124 ms | 3.10 s | 734 MiB |\n"
         "\n"
         "<sub>● as is: the baseline script passed, unchanged · ◐ ported: the baseline failed, a port of it passed · "
-        "✕ broken: it was executed, and everything failed · ⊘ refused: not executed; the target's compiler refuses it "
+        "✕ broken: it was executed, and everything failed · ⊘ refused: not executed; the target's compiler, or a "
         "· ○ unproven: not executed here, or with nothing to hold the result against · ! error: the tool itself "
         "failed; says nothing about the script</sub>\n"
     )
