@@ -280,7 +280,12 @@ def steady(lines: list[process.Event]) -> list[dict[str, float]]:
 
 
 def _devices(cell: Cell, seen: Observation, judged: Judged) -> Devices:
-    reports = {str(rank): report for rank in sorted(seen.events) if (report := seen.last("seen", rank))}
+    ends = {rank: seen.last("end", rank) or {} for rank in seen.events}
+    reports = {  # with what was left to the host's CPU over the whole run
+        str(rank): {**report, **{k: v for k, v in ends[rank].items() if k == "fallbacks"}}
+        for rank in sorted(seen.events)
+        if (report := seen.last("seen", rank))
+    }
     dropped = ("event", "time", "shapes", "parameter_shapes")
     return Devices(
         kind=judged.truth.kind,

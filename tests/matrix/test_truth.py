@@ -239,6 +239,14 @@ def test_sharded_ranks_with_the_same_data_replicate_the_work() -> None:
     assert finding(*shards(50, "a", "a"), layout=FSDP2)[0] == "replicated-work"
 
 
+def test_ranks_whose_parameters_part_are_not_reduced() -> None:
+    ranks = [rank(inputs=each, state=each) for each in ("a", "b")]
+    cause, message = finding(*ranks, layout=DP2)
+    assert cause == "not-reduced"
+    assert message.startswith("after a step, ranks 0, 1 hold different parameters")
+    assert held(*(rank(inputs=each, state="a") for each in ("a", "b")), layout=DP2).problem is None
+
+
 def test_tensor_parallel_ranks_share_their_data() -> None:
     assert held(*shards(50, "a", "a"), layout=TP2).problem is None
 

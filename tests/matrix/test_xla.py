@@ -13,6 +13,7 @@ import pytest
 
 from matrix.attempt import WORKER
 from matrix.backends import INSIDE
+from matrix.environments import Interpreter
 from tests.matrix.harness import DIGITS, XLA, Bench, interpreter
 from tests.matrix.variants import DDP, Edits, attempt, explain, told, written
 
@@ -38,6 +39,7 @@ def test_a_workload_runs_by_its_port(bench: Bench, workload: str, layout: str) -
     assert attempts[-1].source == ("torch/xla.py" if layout == "single" else "torch/xla_spmd.py")
     assert attempts[-1].devices.used == attempts[-1].devices.expected
     assert attempts[-1].precision == "ieee-f32"
+    assert list(attempts[-1].devices.detail["0"]["fallbacks"]) == ["aten::_local_scalar_dense"]
 
 
 @needs_xla
@@ -72,6 +74,18 @@ def test_a_running_variance_that_xla_keeps_is_off(bench: Bench) -> None:
     assert told(record) == ("fail", "wrong-result"), explain(record)
     assert record.failure
     assert record.failure.message.startswith("eval 1.6209")
+
+
+def test_torchtpu_drives_nothing_but_tpus(bench: Bench) -> None:
+    bench.interpreters["torch-tpu"] = Interpreter(None, absent="torch-tpu is not installed")
+    for accelerator, reason in (
+        ("cpu", "torch-tpu drives tpu, not cpu"),
+        ("tpu", "no TPU: no device node /dev/accel0"),
+    ):
+        (record,) = bench.attempts(bench.cell("digits", "torch-tpu", accelerator=accelerator))
+        assert (record.outcome, record.evidence) == ("unavailable", "none")
+        assert record.reason
+        assert record.reason.startswith(reason)
 
 
 # --- what is untrue ---
