@@ -62,8 +62,8 @@ def test_the_summary_begins_with_the_answer_and_has_every_part() -> None:
         "\n"
         "<sub>● as is: the baseline script passed, unchanged · ◐ ported: the baseline failed, a port of it passed · "
         "✕ broken: it was executed, and everything failed · ⊘ refused: not executed; the target's compiler, or a "
-        "trace, refuses it · ○ unproven: not executed here, or with nothing to hold the result against · ! error: the tool "
-        "itself failed; says nothing about the script</sub>\n"
+        "trace, refuses it · ○ unproven: not executed here, or with nothing to hold the result against · ! error: the "
+        "tool itself failed; says nothing about the script</sub>\n"
     )
 
 
