@@ -279,7 +279,7 @@ def test_one_source_is_fully_sharded_and_tensor_parallel(
     attempts = shown("gpt", accelerator, target, layout)
     assert [(each.source, each.outcome) for each in attempts] == [("jax/train.py", "fail"), ("jax/mesh.py", "pass")]
     assert attempts[1].compiled is not None
-    assert attempts[1].compiled.functions[0].collectives[collective] > 1
+    assert attempts[1].compiled.functions[0].collectives[collective] >= 1  # a compiler may combine them
 
 
 @pytest.mark.parametrize("target", sorted(each.stem for each in GPUS.glob("*.txtpb")))
