@@ -173,7 +173,6 @@ BY_FRAMEWORK = (
         r"hipErrorNoBinaryForGpu",
         r"code object for all current devices",
         r"NVIDIA driver on your system is too old",
-        r"driver version is insufficient",
         r"unsupported display driver",
         r"DNN library initialization failed",
         r"(?:CUDNN|CUBLAS|CUSOLVER|HIPBLAS|ROCBLAS)_STATUS_(?:NOT_INITIALIZED|ARCH_MISMATCH)",
@@ -196,6 +195,7 @@ BY_FRAMEWORK = (
         "missing-device",
         r"not compiled with \w+ enabled",
         r"compiled without CUDA support",
+        r"driver version is insufficient",  # what CUDA says also where there is no driver at all
         r"Found no NVIDIA driver",
         r"No (?:CUDA|HIP|XPU|NVIDIA|ROCm) (?:GPUs?|devices?) (?:are|is|were) (?:available|found|detected)",
         rf"{_GPU}(?:-capable)? (?:error: )?(?:invalid device ordinal|no \S+-capable device)",
