@@ -104,7 +104,7 @@ class Observer(TORCH["Observer"]):
             leaves = [variable for leaf in self.leaves.values() if (variable := leaf.variable()) is not None]
             self.state = TORCH["digest"]([self.fetch(each) for each in leaves[: TORCH["LEAVES"]]])
             self.enough()  # of all ranks before any of them can show a loss that ends the attempt
-        # What Dynamo gave to XLA in several devices' name is not asked: torch_xla 2.9 may crash when it writes that out.
+        # What Dynamo gave to XLA in several devices' name is not asked: torch_xla 2.9 may crash writing that out.
         if self.calls == 1 and self.spmd() and not self.graphs():
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             lazy = [each for each in outputs if isinstance(each, torch.Tensor) and each.device.type == "xla"]
