@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import statistics
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from matrix.plan import Cell
 from matrix.workload import Source
 
 WORKER = Path(__file__).parent / "inside" / "worker.py"
+MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"  # held by whoever measures on this machine
 INTERVALS = 10  # fewer steady intervals than that are no measurement
 
 Phase = Literal["correctness", "measurement"]

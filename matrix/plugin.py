@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Generator, Iterator
@@ -17,7 +16,7 @@ import filelock
 import pytest
 
 from matrix import journal, judge, runner, session
-from matrix.attempt import Context, blank
+from matrix.attempt import MEASURE_LOCK, Context, blank
 from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
@@ -25,7 +24,6 @@ from matrix.plan import Cell, Plan
 from matrix.session import Session
 from matrix.terminal import Progress, cell_of
 
-MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"
 WORKERINPUT = "portmatrix"
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import re
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import filelock
 
 from matrix import changes, judge, keys, runner
-from matrix.attempt import Context, blank, now, perform
+from matrix.attempt import MEASURE_LOCK, Context, blank, now, perform
 from matrix.changes import Comparison, removal, script
 from matrix.changes.removal import NONE, Hunks, Settled
 from matrix.changes.wording import described, lines, listed
@@ -36,7 +35,6 @@ PATIENCE_S = 30.0
 """but not sooner than after this time: a busy machine makes short runs long."""
 UNSTEADY = frozenset({"crash", "rank-died", "hang", "timeout", "out-of-memory-host", "network", "rendezvous"})
 """Causes that can be chance: such a failure counts when a second run fails too; else its hunk is unproven."""
-MEASURE_LOCK = Path(tempfile.gettempdir()) / "portmatrix-measure.lock"
 
 
 class OutOfTime(Exception):
