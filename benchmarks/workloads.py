@@ -2,11 +2,12 @@
 
     python benchmarks/workloads.py [--size small] [--processes 3] [gpt resnet digits]
 
-In one run: the peak is the best rate of a product of two square float32 matrices, of several sizes; the FLOPs of a
-step are counted by torch.utils.flop_counter (matrix products, convolutions and attention; a step of two less a step of
-one, so that set-up and evaluation drop out) and are the same for both frameworks, which do the same mathematics; the
-time of a step is the median of processes, each the median of its steady intervals. Where a framework reaches less than
-70 %, JAX's own profiler is asked where the time goes.
+In one run: the peak is the rate at which a framework multiplies two square float32 matrices, the median of some
+products, at the best of several sizes. Each process measures it before and after its training and takes the mean, since
+a shared machine is not equally fast all day. The FLOPs of a step are counted by torch.utils.flop_counter (matrix
+products, convolutions and attention; two steps less one, so that set-up and evaluation drop out) and are the same for
+both frameworks, which do the same mathematics; the time of a step is the median of a process's steady intervals. What
+is printed is the median of processes. Where JAX reaches less than 70 %, its own profiler is asked where the time goes.
 """
 
 from __future__ import annotations
@@ -25,22 +26,26 @@ ENOUGH = 0.70  # of the peak
 STEPS, LOG_EVERY = 22, 2  # of a process: ten intervals after the first
 
 PEAK = """
-import time
+import statistics, time
 {imports}
-best = 0.0
-for n in (512, 1024, 1536, 2048):
-    {make}
-    for _ in range(8):
-        begin = time.perf_counter()
+def peak():
+    best = 0.0
+    for n in (512, 1024, 1536, 2048):
+        {make}
         {product}
-        best = max(best, 2 * n**3 / (time.perf_counter() - begin))
-print(best)
+        rates = []
+        for _ in range(max(8, 4 * (1024 // n) ** 3)):
+            begin = time.perf_counter()
+            {product}
+            rates.append(2 * n**3 / (time.perf_counter() - begin))
+        best = max(best, statistics.median(rates))
+    return best
 """
 PEAKS = {
     "torch": PEAK.format(imports="import torch", make="a, b = torch.rand(n, n), torch.rand(n, n)", product="a @ b"),
     "jax": PEAK.format(
         imports="import jax, jax.numpy as jnp\nproduct = jax.jit(jnp.matmul)",
-        make="a, b = jax.random.uniform(jax.random.key(0), (2, n, n)); product(a, b).block_until_ready()",
+        make="a, b = jax.random.uniform(jax.random.key(0), (2, n, n))",
         product="product(a, b).block_until_ready()",
     ),
 }
@@ -60,10 +65,11 @@ import builtins, json, runpy, sys, time
 times, shown = [], builtins.print
 def print(*words, **options):
     times.append(time.perf_counter())
+before = peak()
 builtins.print = print
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
-shown(json.dumps(times[:-1]))  # the last line is the evaluation
+shown(json.dumps([times[:-1], (before + peak()) / 2]))  # the last line is the evaluation
 """
 PROFILE = """
 import contextlib, glob, io, json, runpy, sys, tempfile
@@ -91,18 +97,21 @@ def main() -> None:
     parser.add_argument("--size", default="small")
     parser.add_argument("--processes", type=int, default=3)
     args = parser.parse_args()
-    peak = {framework: float(child(code)) for framework, code in PEAKS.items()}
-    for framework, rate in peak.items():
-        print(f"{framework}: float32 matmul peak {rate / 1e9:.1f} GFLOP/s", flush=True)
     for workload in args.workloads:
         folder = ROOT / "workloads" / workload
         flops = float(child(COUNT, str(folder / "torch" / "train.py"), args.size))
-        for framework in peak:
+        for framework in PEAKS:
             train = folder / framework / "train.py"
-            seconds = [step_seconds(train, args.size) for _ in range(args.processes)]
-            share = flops / statistics.median(seconds) / peak[framework]
-            spread = f"{min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f} ms a step, n = {len(seconds)} processes"
-            print(f"{workload} --size {args.size}, {framework}: {share:.0%} of the peak ({spread})", flush=True)
+            runs = [timed(framework, train, args.size) for _ in range(args.processes)]
+            shares = sorted(flops / seconds / peak for seconds, peak in runs)
+            share = statistics.median(shares)
+            seconds, peak = (statistics.median(values) for values in zip(*runs, strict=True))
+            print(
+                f"{workload} --size {args.size}, {framework}: {share:.0%} of the peak "
+                f"({shares[0]:.0%} to {shares[-1]:.0%}, n = {len(runs)} processes; "
+                f"{seconds * 1e3:.1f} ms a step, {flops / seconds / 1e9:.0f} of {peak / 1e9:.0f} GFLOP/s)",
+                flush=True,
+            )
             if framework == "jax" and share < ENOUGH:
                 print(f"  its profile: {profile(train, args.size)}", flush=True)
 
@@ -113,10 +122,12 @@ def child(code: str, *arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def step_seconds(script: Path, size: str) -> float:
-    """The median time of a step of one process, from the second progress line on: compilation is over by then."""
-    times = json.loads(child(TIME, str(script), "--steps", str(STEPS), "--log-every", str(LOG_EVERY), "--size", size))
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(times[1:])) / LOG_EVERY
+def timed(framework: str, script: Path, size: str) -> tuple[float, float]:
+    """The median seconds of a step of one process, from the second progress line on, when compilation is over; the peak
+    around it, in FLOP/s."""
+    settings = "--steps", str(STEPS), "--log-every", str(LOG_EVERY), "--size", size
+    times, peak = json.loads(child(PEAKS[framework] + TIME, str(script), *settings))
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(times[1:])) / LOG_EVERY, peak
 
 
 def profile(script: Path, size: str) -> str:

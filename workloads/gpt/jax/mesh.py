@@ -21,7 +21,7 @@ class Size:
     context: int  # tokens in a sequence
 
 
-SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(6, 384, 6, 16, 128), "medium": Size(12, 768, 12, 1024, 256)}
+SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(4, 768, 12, 16, 128), "medium": Size(12, 768, 12, 1024, 256)}
 # The matrices of the blocks are split along both axes of the mesh. Over "data" the batch is split too, and each use
 # gathers the whole matrix; over "model" a product is computed in parts.
 SHAPES = {"fully-sharded": (-1, 1), "tensor": (1, -1), "hybrid": (-1, 4)}

@@ -22,7 +22,7 @@ class Size:
     context: int  # tokens in a sequence
 
 
-SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(6, 384, 6, 16, 128), "medium": Size(12, 768, 12, 1024, 256)}
+SIZES = {"tiny": Size(2, 80, 4, 24, 40), "small": Size(4, 768, 12, 16, 128), "medium": Size(12, 768, 12, 1024, 256)}
 LEARNING_RATE = 1e-3
 WARMUP = 60  # steps over which the learning rate grows to LEARNING_RATE
 BETAS = (0.9, 0.95)  # decay of AdamW's two moments
