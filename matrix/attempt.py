@@ -259,6 +259,7 @@ def _metrics(cell: Cell, seen: Observation, judged: Judged, phase: Phase) -> Met
         else None,
         compile_s=max((end["compile_s"] for end in ends if end.get("compile_s") is not None), default=None),
         graphs=max((end["graphs"] for end in ends), default=None),
+        settled=lines[-1]["graphs"] == lines[-2]["graphs"] if len(lines) > 2 else None,
         peak_memory_bytes=max((peak for peak in peaks if peak), default=seen.peak_memory_bytes),
     )
 

@@ -151,6 +151,8 @@ class Metrics(Record):
     step_s: float | None = None
     compile_s: float | None = None
     graphs: int | None = None
+    settled: bool | None = None
+    """Whether nothing was compiled between the last two progress lines; None when there are fewer than three."""
     peak_memory_bytes: int | None = None
 
 
@@ -268,6 +270,8 @@ class Trial(Record):
     """Why there is no result."""
     reproduce: str = ""
     duration_s: float | None = None
+    settled: bool | None = None
+    """As in its attempt's metrics: False when it was still compiling at its last step."""
 
 
 class Pace(Record):

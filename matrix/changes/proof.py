@@ -23,7 +23,7 @@ from matrix.journal import AttemptRecord, Changes, Failure, HunkProof, Pace, Pro
 from matrix.plan import Cell
 from matrix.workload import Source
 
-VERSION = 1
+VERSION = 2
 """Changes when a hunk's verdict would come out otherwise from the same runs."""
 PROCESSES = 5
 """Of each side, to call a difference in speed one: with fewer, chance looks as large too often."""
@@ -129,7 +129,9 @@ class _Proof:
         say(f"{self.cell.id} {self.source.name}: {count} {'hunk' if count == 1 else 'hunks'}, one run for each")
         everything = frozenset(hunk.id for hunk in comparison.hunks)
         known = {frozenset(trial.without): trial for trial in self.trials}
-        known[NONE] = Trial(without=[], outcome="pass", reproduce=self.passed.reproduce)
+        known[NONE] = Trial(
+            without=[], outcome="pass", reproduce=self.passed.reproduce, settled=self.passed.metrics.settled
+        )
         if everything and self.failed is not None and self.baseline.launch == self.source.launch:
             # Without all of its hunks a port is its baseline; but under another launcher that has not been run.
             known.setdefault(
@@ -219,6 +221,7 @@ class _Proof:
                 reason=last.reason,
                 reproduce=last.reproduce,
                 duration_s=last.duration_s,
+                settled=last.metrics.settled,
             )
         self.trials.append(trial)
         self.prover.record(self.as_record(comparison, []))

@@ -28,7 +28,8 @@ class Settled:
     """What is known of a hunk when the search has settled it.
 
     Attributes:
-        verdict: `required`, `performance`, `idle`, or `unproven` when it could not be run.
+        verdict: `required`; `performance`, when the cell passes without it, but is slower or compiles at every step;
+            `idle`; or `unproven` when it could not be run.
         trial: the run without it that decided.
         together: idle hunks that had to be taken back with it.
         needed_by: hunks that are kept and use a name that only it defines.
@@ -247,8 +248,10 @@ class Search:
             self.tell(Settled(hunk, "required", trial))
             return
         group = partners | {hunk}
-        pace = self.pace(self.removed, group)
-        verdict: Literal["performance", "idle"] = "performance" if pace is not None and is_slower(pace) else "idle"
+        unsettled = trial.settled is False and self.trials[self.removed].settled is True
+        pace = None if unsettled else self.pace(self.removed, group)
+        slower = unsettled or (pace is not None and is_slower(pace))
+        verdict: Literal["performance", "idle"] = "performance" if slower else "idle"
         if verdict == "idle":
             self.removed |= group
         for each in sorted(group):

@@ -36,6 +36,8 @@ def _why(settled: Settled) -> str:
     trial, pace = settled.trial, settled.pace
     together = f" together with hunk {listed(settled.together)}" if settled.together else ""
     slower = f"{100 * (pace.slowdown - 1):+.0f} % step time" if pace and pace.slowdown else "speed not measured"
+    if settled.verdict == "performance" and pace is None:
+        return f"the cell passes without it{together}, but never stops compiling"
     if settled.verdict == "performance":
         return f"the cell passes without it{together}, but is slower: {slower}"
     if settled.verdict == "idle":

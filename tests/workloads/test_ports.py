@@ -1,6 +1,7 @@
 """No shipped port has a hunk that its cells do without: each port is run on the CPU without each of its hunks."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from matrix import journal, workload
 from matrix.changes import proof
 from matrix.journal import ProofRecord
 from matrix.workload import Source
+from tests.matrix.harness import XLA
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ("jax", "torch")
@@ -19,6 +21,7 @@ DEVICES = {"single": 1, "data": 2, "fully-sharded": 2, "tensor": 2, "hybrid": 8}
 PASSES_NOWHERE = {("resnet", "torch/ddp.py")}
 """As it should be: its statistics are of one rank's batch (`test_resnet.py`)."""
 LIMIT_S = 900  # some ten times what the slowest workload takes on two cores
+NAMES = sorted(file.parent.name for file in workload.SHIPPED.glob(f"*/{workload.FILE}"))
 
 
 def on_the_cpu(port: Source) -> bool:
@@ -29,7 +32,7 @@ def on_the_cpu(port: Source) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", sorted(file.parent.name for file in workload.SHIPPED.glob(f"*/{workload.FILE}")))
+@pytest.mark.parametrize("name", NAMES)
 def test_no_hunk_of_a_port_is_idle(tmp_path: Path, name: str) -> None:
     job = workload.load(workload.SHIPPED / name)
     frameworks = [each for each in BACKENDS if each in job.implementations]
@@ -54,11 +57,30 @@ def test_no_hunk_of_a_port_is_idle(tmp_path: Path, name: str) -> None:
     assert proven(proofs) == {port for port in every if (name, port) not in PASSES_NOWHERE}, said[-6000:]
 
 
+@pytest.mark.skipif(XLA not in os.environ, reason=f"no torch_xla here: name an interpreter that has it in {XLA}")
+@pytest.mark.parametrize("strategy", ["single", "data"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hunk_of_a_port_for_xla_is_idle(tmp_path: Path, name: str, strategy: str) -> None:
+    (port,) = (
+        port
+        for port in workload.load(workload.SHIPPED / name).implementations["torch"].ports
+        if strategy in port.serves["strategy"] and "torch-xla" in port.serves.get("backend", ())
+    )
+    backend = port.serves["backend"][-1]  # where openxla is served too, nothing that torch-xla needs is idle there
+    run = prove(tmp_path / strategy, name, [backend], strategy, "--python", f"{backend}={os.environ[XLA]}")
+    (proof_record,) = journal.read(next(tmp_path.glob(f"{strategy}/*/journal.jsonl"))).proofs[-1:]
+    verdicts = {hunk.verdict for hunk in proof_record.hunks}
+    assert (proof_record.source, proof_record.complete) == (port.name, True), run.stdout + run.stderr
+    assert verdicts == {"required", "performance"}, run.stdout + run.stderr
+
+
 def proven(proofs: list[ProofRecord]) -> set[str]:
     return {record.source for record in proofs if any(hunk.verdict == "required" for hunk in record.hunks)}
 
 
-def prove(folder: Path, name: str, backends: list[str], strategy: str) -> subprocess.CompletedProcess[str]:
+def prove(
+    folder: Path, name: str, backends: list[str], strategy: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     definition = {
         "matrix": {"workload": [name], "backend": backends, "accelerator": ["cpu"], "layout": [strategy]},
         "layouts": {strategy: {"devices": DEVICES[strategy], "strategy": strategy}} if strategy != "single" else {},
@@ -67,5 +89,5 @@ def prove(folder: Path, name: str, backends: list[str], strategy: str) -> subpro
     folder.mkdir()
     (folder / "ports.yaml").write_text(yaml.safe_dump(definition))
     command = [sys.executable, "-m", "matrix.cli", "run", folder / "ports.yaml", "--results", folder]
-    command += ["--no-measure", "--prove-changes"]
+    command += ["--no-measure", "--prove-changes", *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)

@@ -82,6 +82,23 @@ def test_idle_hunks_that_depend_on_nothing_take_no_more_runs() -> None:
     assert len(lab.ran) == 3
 
 
+@pytest.mark.parametrize(
+    ("whole", "without", "verdict"),
+    [(True, False, "performance"), (True, True, "idle"), (False, False, "idle"), (None, None, "idle")],
+)
+def test_a_hunk_without_which_the_port_never_stops_compiling_is_for_performance(
+    whole: bool | None, without: bool | None, verdict: str
+) -> None:
+    """Whether or not speed is measured: a step that always compiles never comes to be measured."""
+    search = Search(
+        changes.compare("a = 0\n", "a = 0\nsync()\n"),
+        run=lambda taken: Trial(without=sorted(taken), outcome="pass", settled=without),
+        pace=lambda base, taken: None,
+        known={NONE: Trial(without=[], outcome="pass", settled=whole)},
+    )
+    assert [each.verdict for each in search.settled()] == [verdict]
+
+
 def test_an_import_that_only_idle_code_uses_goes_with_it() -> None:
     lab = Lab(
         "k = 0\nx = 1\nk = 1\nresult = 1\n",

@@ -65,7 +65,7 @@ for parameter in model.parameters():
     parameter.data = torch.from_numpy(initial(parameter.shape)).to(dtype)
 model.to(device)
 if args.compile:
-    model = torch.compile(model, backend="openxla")
+    model = torch.compile(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 

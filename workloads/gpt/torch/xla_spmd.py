@@ -106,7 +106,7 @@ for parameter in model.parameters():
         parameter.data = torch.from_numpy(rng.normal(0, 0.02, parameter.shape)).to(dtype)
 model.to(device)
 if args.compile:
-    model = torch.compile(model, backend="openxla")
+    model = torch.compile(model)
 groups = [
     {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
     {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
