@@ -152,6 +152,8 @@ def missing(
         reference: tells how the workload counts its steps, and whether it evaluates.
         steps: how many steps were asked for; None when the workload takes no such argument.
         log_every: every how many steps a line was asked for; None likewise.
+
+    With a reference, something of what was printed last must be in it: losses that nobody compared prove nothing.
     """
     reported = {step for step, _ in losses}
     last = max(reported, default=None)
@@ -171,6 +173,15 @@ def missing(
             return Finding("wrong-result", f"went on to step {last}, although {steps} steps were asked for")
         if absent:
             return Finding("incomplete", f"printed no line for step {absent[0]} ({len(absent)} of {len(due)} missing)")
-    if reference is not None and reference.eval is not None and evaluation is None:
+    if reference is None or last is None:
+        return None
+    end = reference.loss[-1][0]
+    if steps is None and last < end:
+        return Finding("incomplete", f"ended after step {last}, the reference goes on to step {end}")
+    if reference.eval is not None and evaluation is None:
         return Finding("incomplete", "ended without the line 'eval=' that the reference asks for")
+    compared = reported & {step for step, _ in reference.loss}
+    if last not in compared and (evaluation is None or evaluation_at(reference, last) is None):
+        after = f"after step {max(compared)}, " if compared else ""
+        return Finding("incomplete", f"{after}none of the steps that it printed is in the reference, up to step {last}")
     return None

@@ -55,6 +55,8 @@ class PlannedCell(Record):
     written_for: str | None = None
     expectation: Expectation | None = None
     required: bool = False
+    sources: tuple[str, ...] | None = None
+    """The scripts that serve it, the baseline first; None in a journal that does not say."""
 
 
 class Reference(Record):
@@ -250,6 +252,8 @@ class AttemptRecord(Record):
     changes: Changes | None = None
     target: Target | None = None
     """Where the accelerator is absent: the chips that the attempt is about."""
+    keys: dict[str, str] | None = None
+    """Where the accelerator is absent: by source, the key that an execution would have now."""
     compiled: Compiled | None = None
     environment: dict[str, Any] = {}
     logs: dict[str, str] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from matrix.failures import CAUSES
 from matrix.journal import AttemptRecord, Changes, PlannedCell
 
 Verdict = Literal["as-is", "ported", "broken", "refused", "unproven", "error"]
@@ -45,12 +46,17 @@ class CellVerdict:
     @property
     def executed(self) -> bool:
         """Whether any attempt ran on the cell's own accelerator to a result, good or bad."""
-        return _executed(self.attempts)
+        return _executed(self.current)
+
+    @property
+    def current(self) -> list[AttemptRecord]:
+        """The attempts that speak for the cell now (see `current`)."""
+        return current(self.attempts, self.cell.sources)
 
     @property
     def tool_failed(self) -> bool:
         """Whether the last that is known of some source and phase is the tool's own error."""
-        last = {(a.source, a.phase): a.outcome for a in current(self.attempts)}
+        last = {(a.source, a.phase): a.outcome for a in self.current}
         return self.verdict == "error" or "error" in last.values()
 
     @property
@@ -88,36 +94,77 @@ def judge(
 
 def judge_cell(cell: PlannedCell, attempts: Sequence[AttemptRecord], today: datetime.date) -> CellVerdict:
     """The verdict of one cell from its attempts (see `judge`)."""
-    verdict, why, deciding = _verdict(cell, current(attempts))
+    speaking = current(attempts, cell.sources)
+    verdict, why, deciding = _verdict(cell, speaking)
     state = _expectation(cell, verdict, deciding, today)
     failed = verdict in ("broken", "refused")
     as_expected = (
         verdict != "error"
         and not (failed and state != "met")
         and state not in ("passed", "other-cause", "expired")
-        and not (cell.required and not _executed(attempts))
+        and not (cell.required and not _executed(speaking))
     )
     return CellVerdict(cell, verdict, why, deciding, tuple(attempts), state, as_expected)
 
 
 def _executed(attempts: Sequence[AttemptRecord]) -> bool:
-    return any(a.evidence == "executed" and a.outcome in ("pass", "fail") for a in current(attempts))
+    return any(a.evidence == "executed" and a.outcome in ("pass", "fail") for a in attempts)
 
 
-def current(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+def current(attempts: Sequence[AttemptRecord], sources: Sequence[str] | None = None) -> list[AttemptRecord]:
     """The attempts that speak for the cell now: of each source and phase, those of the newest key.
 
     After an edit of a script or a reference, the attempts made before it stay in the journal as history; so do
     measurements of a source that was edited and has not been measured since. What a cell shows without its
     accelerator has such a history for each target.
+
+    Args:
+        attempts: of one cell, the oldest first.
+        sources: those that the cell has now; attempts of others are history, too. None where that is not known.
     """
     newest: dict[tuple[str | None, str, str | None], str] = {}
+
+    def tried(source: str | None, phase: str, target: str | None, key: str) -> None:
+        if phase == "correctness" and newest.get((source, phase, target)) not in (None, key):
+            newest.pop((source, "measurement", None), None)
+        newest[source, phase, target] = key
+
     for attempt in attempts:
-        group = attempt.source, attempt.phase, _target(attempt)
-        if attempt.phase == "correctness" and newest.get(group) not in (None, attempt.key):
-            newest.pop((attempt.source, "measurement", None), None)
-        newest[group] = attempt.key
-    return [a for a in attempts if newest.get((a.source, a.phase, _target(a))) == a.key]
+        for source, key in (attempt.keys or {}).items():
+            tried(source, "correctness", None, key)
+        tried(attempt.source, attempt.phase, _target(attempt), attempt.key)
+        if attempt.source is not None:  # what was said of the cell before any source was tried
+            newest.pop((None, "correctness", None), None)
+    there = None if sources is None else {None, *sources}
+    return [
+        a
+        for a in attempts
+        if newest.get((a.source, a.phase, _target(a))) == a.key and (there is None or a.source in there)
+    ]
+
+
+MACHINES = frozenset(cause.id for cause in CAUSES.values() if cause.infrastructure)
+VALUES = ("wrong-result", "not-finite", "nondeterministic")
+"""Causes by which equal bytes once computed otherwise; no later run of them takes that back."""
+
+
+def decisive(attempts: Sequence[AttemptRecord]) -> AttemptRecord:
+    """The attempt that speaks for some of one source and key: it passes only if all of its repeats did.
+
+    A later result counts above an earlier one only where that failed for a cause which may be the machine's, in an
+    earlier run for another cause than a wrong value, or by this tool.
+    """
+    results = [a for a in attempts if a.outcome in ("pass", "fail")]
+    if not results:
+        return attempts[0]
+    failed = [
+        a
+        for a in results
+        if a.failure is not None
+        and a.failure.cause not in MACHINES
+        and (a.run == results[-1].run or a.failure.cause in VALUES)
+    ]
+    return (failed or results)[-1]
 
 
 def _target(attempt: AttemptRecord) -> str | None:
@@ -126,12 +173,10 @@ def _target(attempt: AttemptRecord) -> str | None:
 
 
 def _verdict(cell: PlannedCell, attempts: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecord | None]:
-    final: dict[tuple[str | None, str | None], AttemptRecord] = {}  # of a source, the last that came to a result
+    tried: dict[tuple[str | None, str | None], list[AttemptRecord]] = {}
     for attempt in (a for a in attempts if a.phase == "correctness"):
-        mark = attempt.source, _target(attempt)
-        if attempt.outcome in ("pass", "fail") or mark not in final:
-            final[mark] = attempt
-    results = list(final.values())
+        tried.setdefault((attempt.source, _target(attempt)), []).append(attempt)
+    results = [decisive(each) for each in tried.values()]
     errors = [a for a in results if a.outcome == "error"]
     if any(a.role != "port" for a in errors):  # what the baseline does is not known, whatever a port does
         return "error", errors[-1].reason or "the tool failed", errors[-1]
@@ -170,14 +215,18 @@ def _shown(results: Sequence[AttemptRecord]) -> tuple[Verdict, str, AttemptRecor
     for target, attempt in refused.items():
         if target not in accepted and target not in unknown:
             message = attempt.failure.message if attempt.failure else "the compiler refused"
-            return "refused", f"for {target}: {message}" if target else message, attempt
+            return "refused", f"when {attempt.evidence}{f' for {target}' if target else ''}: {message}", attempt
     if not accepted:
         last = results[-1]
         return "unproven", last.reason or (last.failure.message if last.failure else "unavailable"), last
-    words: dict[str, list[str]] = {}
+    words: dict[tuple[str, str], list[str]] = {}
     for target, attempt in accepted.items():
-        words.setdefault(attempt.evidence, []).append(target or "")
-    shown = [f"{kind} for {' and '.join(names)}" if all(names) else kind for kind, names in words.items()]
+        port = f" by {_ported(attempt)}" if attempt.role == "port" else ""
+        words.setdefault((attempt.evidence, port), []).append(target or "")
+    shown = [
+        f"{kind} for {' and '.join(names)}{port}" if all(names) else kind + port
+        for (kind, port), names in words.items()
+    ]
     return "unproven", f"{'; '.join(shown)}, not executed", next(iter(accepted.values()))
 
 
@@ -201,9 +250,14 @@ def _passed(verdict: Verdict, cell: PlannedCell, attempt: AttemptRecord) -> tupl
     if verdict == "as-is":
         why = f"written for {cell.written_for}" if cell.written_for not in (None, "any") else "device-agnostic source"
     else:
-        changes = attempt.changes
-        why = f"{attempt.source} (+{changes.added} -{changes.deleted})" if changes else f"{attempt.source}"
+        why = _ported(attempt)
     return verdict, why, attempt
+
+
+def _ported(attempt: AttemptRecord) -> str:
+    """A port with the lines that it changes: `ddp.py (+14 -1)`."""
+    changes = attempt.changes
+    return f"{attempt.source} (+{changes.added} -{changes.deleted})" if changes else f"{attempt.source}"
 
 
 def _expectation(

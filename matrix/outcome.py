@@ -11,7 +11,7 @@ from matrix.launch.process import Observation
 from matrix.plan import Cell
 from matrix.truth import Finding, Unseen
 
-VERSION = 2
+VERSION = 3
 """Of the rules in this file, `truth` and `accuracy`; part of every key, so that a change of them judges anew."""
 
 LOOKS = 2  # progress lines after which an attempt that is untrue is not worth finishing

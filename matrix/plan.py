@@ -72,6 +72,7 @@ class Cell:
 
     def planned(self) -> journal.PlannedCell:
         """The cell as a journal's first record lists it."""
+        baseline, ports = self.sources()
         return journal.PlannedCell(
             cell=self.id,
             axes=dict(self.axes),
@@ -80,6 +81,7 @@ class Cell:
             written_for=self.implementation.baseline.written_for if self.implementation else None,
             expectation=self.expectation,
             required=self.required,
+            sources=tuple(each.name for each in (baseline, *ports) if each),
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from matrix import accuracy, changes, judge
 from matrix.attempt import Context, Phase, blank, perform, unavailable
@@ -54,32 +55,44 @@ def correctness(context: Context, cell: Cell) -> Iterator[AttemptRecord]:
     reason = obstacle(context, cell)
     if reason is not None:
         if cell.accelerator.absent():
-            yield from stage.attempts(context, cell, sources(cell), reason)
+            yield from _absent(context, cell, reason)
         else:
             yield unavailable(context, cell, reason)
         return
     for source in sources(cell):
         key = blank(context, cell, source)["key"]
         known = [a for a in context.prior if a.key == key and a.outcome in ("pass", "fail")]
-        if not _settled(cell, known):
-            known = []
-            for attempt in repeated(context, cell, source):
+        if not known or judge.decisive(known).outcome == "pass":
+            for attempt in repeated(context, cell, source, known):
                 known.append(attempt)
                 yield attempt
-        if known[-1].outcome != "fail":
-            return  # passed; or the tool itself failed, and a port would only hide that
+        if judge.decisive(known).outcome == "fail":
+            continue
+        return  # passed; or the tool itself failed, and a port would only hide that
 
 
-def _settled(cell: Cell, known: Sequence[AttemptRecord]) -> bool:
-    """Whether earlier attempts of one key say all that new ones would."""
-    if not known:
-        return False
-    return known[-1].outcome == "fail" or len([a for a in known if a.outcome == "pass"]) >= cell.run.repeats
+def _absent(context: Context, cell: Cell, reason: str) -> Iterator[AttemptRecord]:
+    """What is shown without the accelerator; a source that was edited since it was executed is told by its key."""
+    keys = {source.name: blank(context, cell, source)["key"] for source in sources(cell)}
+    shown: Iterable[AttemptRecord] = stage.attempts(context, cell, sources(cell), reason)
+    executed = [a for a in context.prior if a.cell == cell.id and a.evidence == "executed" and a.source in keys]
+    if any(a.phase == "correctness" and a.key != keys[a.source or ""] for a in judge.current(executed)):
+        shown = itertools.chain([unavailable(context, cell, reason)], shown)
+    for attempt in shown:
+        yield attempt.model_copy(update={"keys": keys})
 
 
-def repeated(context: Context, cell: Cell, source: Source) -> Iterator[AttemptRecord]:
-    """One attempt, or several where the definition says `repeats`; what failed for the machine's sake, again."""
-    results: list[AttemptRecord] = []
+def repeated(
+    context: Context, cell: Cell, source: Source, known: Sequence[AttemptRecord] = ()
+) -> Iterator[AttemptRecord]:
+    """One attempt, or as many as the definition's `repeats` asks for; what failed for the machine's sake, again.
+
+    After a wrong result it is run once more: two that differ are nondeterministic.
+
+    Args:
+        known: earlier attempts of the same key, none of which failed: they need not be repeated.
+    """
+    results = [attempt for attempt in known if attempt.outcome == "pass"]
     while len(results) < cell.run.repeats:
         attempt = perform(context, cell, source, "correctness")
         for _ in range(RETRIES):
@@ -101,14 +114,18 @@ def repeated(context: Context, cell: Cell, source: Source) -> Iterator[AttemptRe
 def disagreement(cell: Cell, results: Sequence[AttemptRecord]) -> str | None:
     """How the last of some attempts of one source, with one seed, differs from the first by more than rounding."""
     first, last = dict(results[0].metrics.loss), dict(results[-1].metrics.loss)
+    evaluations = results[0].metrics.eval, results[-1].metrics.eval
     reference = cell.reference
     precision = results[-1].precision
     limit = (accuracy.tolerance(reference, precision) if reference and precision else None) or 0.0
-    for step in sorted(first.keys() & last.keys()):
-        off = accuracy.deviation(last[step], first[step])
+    pairs = [(f"step {step}: loss", first[step], last[step]) for step in sorted(first.keys() & last.keys())]
+    if evaluations[0] is not None and evaluations[1] is not None:
+        pairs.append(("eval", evaluations[0], evaluations[1]))
+    for name, one, other in pairs:
+        off = accuracy.deviation(other, one)
         if off > limit:
             return (
-                f"step {step}: loss {first[step]:.9g} in run 1, {last[step]:.9g} in run {len(results)}: "
+                f"{name} {one:.9g} in run 1, {other:.9g} in run {len(results)}: "
                 f"{off:.2g} relative, tolerance {limit:.2g}"
             )
     return None

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal
 
 from matrix.journal import AttemptRecord
-from matrix.judge import CellVerdict, current
+from matrix.judge import CellVerdict
 
 CONFIDENCE = 0.95
 
@@ -91,7 +91,7 @@ def measured(verdict: CellVerdict) -> list[AttemptRecord]:
         return []
     return [
         attempt
-        for attempt in current(verdict.attempts)
+        for attempt in verdict.current
         if attempt.phase == "measurement" and attempt.outcome == "pass" and attempt.source == deciding.source
     ]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from matrix.journal import AttemptRecord, Journal
-from matrix.judge import CellVerdict, Verdict, current
+from matrix.judge import CellVerdict, Verdict
 from reports import words
 from reports.merge import Evidence, Row
 from reports.text import count, listing, one_line
@@ -138,7 +138,7 @@ def failed_attempt(verdict: CellVerdict) -> AttemptRecord | None:
         return verdict.attempt
     if verdict.verdict != "ported":
         return None
-    failed = [a for a in current(verdict.attempts) if a.role == "baseline" and a.outcome == "fail" and a.failure]
+    failed = [a for a in verdict.current if a.role == "baseline" and a.outcome == "fail" and a.failure]
     return failed[-1] if failed else None
 
 

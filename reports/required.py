@@ -16,7 +16,6 @@ from matrix.changes import Comparison, categories
 from matrix.changes.apis import CATEGORIES
 from matrix.errors import UsageError
 from matrix.journal import HunkProof, ProofRecord
-from matrix.judge import current
 from reports.exports import safe
 from reports.markdown import code, plain
 from reports.merge import Evidence, Row
@@ -201,7 +200,7 @@ def differences(evidence: Evidence) -> list[Difference]:
     found: dict[tuple[str, str, str, int], Difference] = {}
     for row in evidence.rows:
         baseline, workload, decided = _baseline(row), row.axes.get("workload", ""), row.verdict.attempt
-        for attempt in current(row.verdict.attempts):
+        for attempt in row.verdict.current:
             if attempt.role != "port" or not attempt.source or attempt.phase != "correctness":
                 continue
             pair = compared(row, baseline, attempt.source)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from matrix.journal import AttemptRecord
-from matrix.judge import STRENGTH, current
+from matrix.judge import STRENGTH
 from reports.merge import Row
 
 KINDS: Final = ("executed", "compiled", "traced", "lowered", "refused", "nothing")
@@ -62,5 +62,5 @@ def _known(row: Row) -> dict[str, str]:
 
 def shown(row: Row) -> list[AttemptRecord]:
     """The attempts about a target that count now, the strongest evidence first."""
-    about = [each for each in current(row.verdict.attempts) if each.target is not None]
+    about = [each for each in row.verdict.current if each.target is not None]
     return sorted(about, key=lambda each: STRENGTH.index(each.evidence))

@@ -59,7 +59,7 @@ def ported(cells: Iterable[Cell], attempts: Sequence[AttemptRecord]) -> list[Por
         verdict = judge.judge([cell.planned()], mine)[0]
         if verdict.verdict == "ported" and verdict.attempt is not None:
             source = next((each for each in cell.sources()[1] if each.name == verdict.attempt.source), None)
-            failed = [a for a in judge.current(mine) if a.role == "baseline" and a.outcome == "fail"]
+            failed = [a for a in verdict.current if a.role == "baseline" and a.outcome == "fail"]
             if source is not None:
                 found.append(Ported(cell, source, verdict.attempt, failed[-1] if failed else None))
     return found
@@ -208,9 +208,9 @@ class _Proof:
             trial = Trial(without=sorted(taken), outcome="fail", reason="without it the script does not parse")
         else:
             cell, source, context = self.variant(comparison, taken)
-            last = list(runner.repeated(context, cell, source))[-1]
+            last = judge.decisive(list(runner.repeated(context, cell, source)))
             if last.failure is not None and last.failure.cause in UNSTEADY:
-                again = list(runner.repeated(context, cell, source))[-1]
+                again = judge.decisive(list(runner.repeated(context, cell, source)))
                 if again.outcome == "pass":
                     words = f"fails in one of two runs: {last.failure.cause}: {last.failure.message}"
                     last = again.model_copy(update={"outcome": "error", "reason": words})

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matrix.journal import AttemptRecord, Compiled, Failure, ProofRecord, Reference
-from matrix.judge import current
 from reports import targets, words
 from reports.html import charts
 from reports.html.logs import LogReader
@@ -119,7 +118,7 @@ def _failures(row: Row, detail: Detail) -> Iterator[Group]:
     heading = "What failed" if row.verdict.verdict != "ported" else "Why the baseline does not pass"
     yield heading, list(_failure(attempt.failure, detail))
     if row.verdict.verdict == "broken" and attempt.role == "port":
-        for other in current(row.verdict.attempts):
+        for other in row.verdict.current:
             if other.role == "baseline" and other.outcome == "fail" and other.failure:
                 said = f"{other.failure.cause}: {one_line(other.failure.message)}"
                 where = f" ({one_line(other.failure.frame)})" if other.failure.frame else ""
@@ -401,7 +400,7 @@ def _logs(row: Row, detail: Detail) -> Iterator[Block]:
 def _attempts(row: Row) -> Iterator[Block]:
     if not row.verdict.attempts:
         return
-    counted = {id(attempt) for attempt in current(row.verdict.attempts)}
+    counted = {id(attempt) for attempt in row.verdict.current}
     shown = row.verdict.attempts[:100]
     head = ["#", "phase", "source", "outcome", "evidence", "why", "throughput", "start-up", "took", "started"]
     table = []

@@ -177,6 +177,7 @@ def lines(*steps: int) -> list[tuple[int, float]]:
 
 
 ENDED = "ended after step {} of {}"
+UNKNOWN = "{}none of the steps that it printed is in the reference, up to step {}"
 ABSENT = "printed no line for step {} ({} of {} missing)"
 
 
@@ -211,7 +212,16 @@ ABSENT = "printed no line for step {} ({} of {} missing)"
         # a script that takes no log_every prints when it likes, but to the end
         (lines(1, 3), FROM_1, 3, None, None),
         (lines(1, 2), FROM_1, 3, None, ENDED.format(2, 3)),
-        (lines(1), FROM_1, None, None, None),
+        # one that takes no steps goes to the end of the reference, and no further
+        (lines(1, 3), FROM_1, None, None, None),
+        (lines(1), FROM_1, None, None, "ended after step 1, the reference goes on to step 3"),
+        (lines(1), None, None, None, None),
+        (lines(1, 2, 3, 4), SPARSE, None, None, "ended after step 4, the reference goes on to step 30"),
+        (lines(10, 20, 30, 31), SPARSE, None, None, UNKNOWN.format("after step 30, ", 31)),
+        # losses that nobody compared, all of them or the last
+        (lines(1, 2, 3), SPARSE, 3, 1, UNKNOWN.format("", 3)),
+        (lines(10, 20, 25), SPARSE, 25, 5, UNKNOWN.format("after step 20, ", 25)),
+        (lines(10, 20), SPARSE, 25, 10, None),
     ],
 )  # fmt: skip
 def test_every_step_that_was_asked_for_is_due(
@@ -230,3 +240,9 @@ def test_an_evaluation_that_the_reference_has_is_due() -> None:
         "incomplete", "ended without the line 'eval=' that the reference asks for"
     )
     assert missing(lines(0, 1, 2), None, FROM_0, 3, 1) is None
+
+
+def test_an_evaluation_after_the_last_step_is_a_comparison_of_it() -> None:
+    reference = SPARSE.model_copy(update={"evaluations": {25: 8.0}})
+    assert missing(lines(10, 20, 25), 8.0, reference, 25, 5) is None
+    assert missing(lines(10, 20, 25), None, reference, 25, 5) is not None

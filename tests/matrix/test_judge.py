@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from matrix.journal import AttemptRecord, Changes, Expectation, Failure, Layout, Metrics, PlannedCell
+from matrix.journal import AttemptRecord, Changes, Expectation, Failure, Layout, Metrics, PlannedCell, Target
 from matrix.judge import CellVerdict, current, exit_code, judge
 
 TODAY = datetime.date(2027, 3, 1)
@@ -45,6 +45,8 @@ def one(*attempts: AttemptRecord, **more: Any) -> CellVerdict:
 
 MEASURED: dict[str, Any] = {"phase": "measurement"}
 COMPILED: dict[str, Any] = {"evidence": "compiled"}
+GPU = Target(accelerator="cuda", name="any", about="any NVIDIA GPU")
+TPU = Target(accelerator="tpu", name="v5e", about="TPU v5e")
 
 AGNOSTIC, PORT, BASELINE_FAILED = "device-agnostic source", "port.py (+3 -1)", "train.py: it failed"
 
@@ -83,6 +85,31 @@ TABLE: dict[str, tuple[list[AttemptRecord], str, str]] = {
         "lost",
     ),
     "a retry of the infrastructure": ([attempt("fail", cause="network"), attempt("pass")], "as-is", AGNOSTIC),
+    "one of two repeats is wrong": (
+        [attempt("fail", cause="wrong-result"), attempt("pass")],
+        "broken",
+        BASELINE_FAILED,
+    ),
+    "one of two repeats is wrong, a port passes": (
+        [attempt("fail", cause="wrong-result"), attempt("pass"), attempt("pass", "port.py")],
+        "ported",
+        PORT,
+    ),
+    "wrong once, right in a later run of the same bytes": (
+        [attempt("fail", cause="wrong-result"), attempt("pass", run="later")],
+        "broken",
+        BASELINE_FAILED,
+    ),
+    "a device that was lost is there in a later run": (
+        [attempt("fail", cause="missing-device"), attempt("pass", run="later")],
+        "as-is",
+        AGNOSTIC,
+    ),
+    "the tool broke before it tried a source, then a result": (
+        [attempt("error").model_copy(update={"source": None, "role": None}), attempt("pass")],
+        "as-is",
+        AGNOSTIC,
+    ),
     "passes, then does not": ([attempt("pass"), attempt("fail", cause="nondeterministic")], "broken", BASELINE_FAILED),
     "measured well": ([attempt("pass"), attempt("pass", **MEASURED)], "as-is", AGNOSTIC),
     "measured wrong": ([attempt("pass"), attempt("fail", **MEASURED)], "broken", BASELINE_FAILED),
@@ -102,11 +129,25 @@ TABLE: dict[str, tuple[list[AttemptRecord], str, str]] = {
         "executed, but the workload has no reference to hold its result against",
     ),
     "compiles": ([attempt("pass", **COMPILED)], "unproven", "compiled, not executed"),
-    "compiler refuses": ([attempt("fail", **COMPILED)], "refused", BASELINE_FAILED),
+    "compiler refuses": ([attempt("fail", **COMPILED)], "refused", f"when compiled: {BASELINE_FAILED}"),
+    "a trace refuses, for a target": (
+        [attempt("fail", evidence="traced", target=GPU)],
+        "refused",
+        f"when traced for any NVIDIA GPU: {BASELINE_FAILED}",
+    ),
     "compiler refuses the baseline, not the port": (
         [attempt("fail", **COMPILED), attempt("pass", "port.py", **COMPILED)],
         "unproven",
-        "compiled, not executed",
+        "compiled by port.py (+3 -1), not executed",
+    ),
+    "of two targets one wants the port": (
+        [
+            attempt("pass", target=TPU, **COMPILED),
+            attempt("fail", target=GPU, **COMPILED),
+            attempt("pass", "port.py", target=GPU, **COMPILED),
+        ],
+        "unproven",
+        "compiled for TPU v5e; compiled for any NVIDIA GPU by port.py (+3 -1), not executed",
     ),
     "compiler refuses, executed elsewhere": ([attempt("fail", **COMPILED), attempt("pass", "port.py")], "ported", PORT),
     "absent here, executed elsewhere": (
@@ -166,6 +207,26 @@ def test_a_measurement_before_an_edit_says_nothing_of_the_edited_source() -> Non
 def test_a_measurement_stands_when_the_same_source_is_tried_again() -> None:
     attempts = [attempt("pass"), attempt("fail", **MEASURED), attempt("pass")]
     assert current(attempts) == attempts
+
+
+def test_a_source_that_serves_the_cell_no_more_is_history() -> None:
+    attempts = [attempt("fail"), attempt("pass", "port.py"), attempt("pass", "port.py", **MEASURED)]
+    assert one(*attempts, sources=("train.py", "port.py")).verdict == "ported"
+    found = one(*attempts, sources=("train.py",))
+    assert (found.verdict, found.current, found.attempts) == ("broken", attempts[:1], tuple(attempts))
+    assert one(*attempts).verdict == "ported"  # a journal that does not say
+
+
+def test_what_was_executed_before_an_edit_yields_to_what_is_shown_after_it() -> None:
+    executed = [attempt("fail", key="1"), attempt("pass", "port.py", key="2"), attempt("pass", "port.py", **MEASURED)]
+    now = {"train.py": "1", "port.py": "2"}
+    shown = attempt("pass", key="of the target", target=GPU, keys=now, **COMPILED)
+    assert one(*executed, shown).verdict == "ported"
+    edited = shown.model_copy(update={"keys": {**now, "port.py": "edited"}})
+    assert current([*executed, edited]) == [executed[0], edited]
+    assert one(*executed, edited).verdict == "broken"
+    edited = shown.model_copy(update={"keys": {"train.py": "edited", "port.py": "edited"}})
+    assert one(*executed, edited).why == "compiled for any NVIDIA GPU, not executed"
 
 
 # --- expectations ---

@@ -218,6 +218,7 @@ def test_a_cell_is_planned_as_the_journal_lists_it(planned: Planned) -> None:
         written_for="cuda",
         expectation=Expectation(cause="hang", reason="r"),
         required=True,
+        sources=("train.py", "ddp.py", "any.py"),
     )
     assert cells["toy/jax/cpu/single"].written_for is None
 

@@ -1,7 +1,15 @@
 """The runner: from a cell to its attempts."""
 
 import textwrap
+from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from matrix import accelerators, judge, runner
+from matrix.attempt import blank
+from matrix.journal import AttemptRecord, Failure, Metrics
+from matrix.plan import Cell
 from tests.matrix.harness import DIGITS, Bench, digits, edited
 
 SAME_BATCH = ("(turn + 1) * BATCH][rank::world_size]", "(turn + 1) * BATCH]")
@@ -94,3 +102,109 @@ def test_settings_can_be_passed_as_keys_and_lines_be_read_by_a_pattern(bench: Be
     (attempt,) = bench.attempts(bench.cell("edited"))
     assert (attempt.outcome, attempt.failure) == ("pass", None)
     assert attempt.metrics.eval is not None
+
+
+# --- without processes: what comes of results that are given ---
+
+
+def passing(loss: float = 2.0, evaluation: float = 1.0) -> dict[str, Any]:
+    return {"outcome": "pass", "metrics": Metrics(loss=[(1, loss)], eval=evaluation, tolerance=1e-4)}
+
+
+def failing(cause: str, loss: float = 2.0) -> dict[str, Any]:
+    return {
+        "outcome": "fail",
+        "failure": Failure(cause=cause, message=cause),
+        "metrics": Metrics(loss=[(1, loss)], tolerance=1e-4),
+    }
+
+
+@pytest.fixture
+def planned(bench: Bench) -> Cell:
+    """A cell with a baseline and a port."""
+    scripts = {"baseline": {"file": "train.py"}, "ports": [{"file": "port.py", "for": {"strategy": "single"}}]}
+    texts = {"train.py": "print()\n", "port.py": "print(1)\n"}
+    bench.workload("w", texts, {"torch": scripts}, reference="step,loss\n1,2.0\n")
+    return bench.cell("w", steps=1, log_every=1, repeats=2, measure={"steps": 1, "log_every": 1})
+
+
+def attempted(
+    bench: Bench, cell: Cell, monkeypatch: pytest.MonkeyPatch, results: list[dict[str, Any]], **more: Any
+) -> list[AttemptRecord]:
+    """What the runner makes of it when processes come out like `results`, one after the other."""
+    left = iter(results)
+
+    def perform(context: Any, cell: Cell, source: Any, phase: Any) -> AttemptRecord:
+        return AttemptRecord(
+            **blank(context, cell, source, phase), evidence="executed", precision="ieee-f32", **next(left)
+        )
+
+    monkeypatch.setattr(runner, "perform", perform)
+    made = bench.attempts(cell, **more)
+    assert next(left, None) is None, "not all of the results were asked for"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("results", "causes", "verdict"),
+    [
+        ([passing(), passing()], [None, None], "as-is"),
+        # wrong once, then right, and so little apart that each alone may be rounding
+        ([failing("wrong-result", 2.0003), passing(2.0002), passing(), passing()],
+         ["wrong-result", None, None, None], "ported"),
+        ([failing("wrong-result", 9.0), passing(), passing(), passing()],
+         ["wrong-result", "nondeterministic", None, None], "ported"),
+        ([passing(), failing("hang"), passing(), passing()], [None, "hang", None, None], "ported"),
+        ([passing(), passing(evaluation=1.1), passing(), passing()],
+         [None, "nondeterministic", None, None], "ported"),
+        ([passing(), failing("network"), passing()], [None, "network", None], "as-is"),
+        ([passing(), failing("hang"), passing(), failing("hang")], [None, "hang", None, "hang"], "broken"),
+    ],
+)  # fmt: skip
+def test_a_source_passes_only_if_all_of_its_repeats_do(
+    bench: Bench,
+    planned: Cell,
+    monkeypatch: pytest.MonkeyPatch,
+    results: list[dict[str, Any]],
+    causes: list[str | None],
+    verdict: str,
+) -> None:
+    made = attempted(bench, planned, monkeypatch, results)
+    assert [a.failure and a.failure.cause for a in made] == causes
+    assert judge.judge([planned.planned()], made)[0].verdict == verdict
+
+
+def test_a_resumed_run_makes_the_repeats_that_are_missing_and_holds_them_against_the_first(
+    bench: Bench, planned: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = attempted(bench, planned, monkeypatch, [passing(), passing()])
+    assert attempted(bench, planned, monkeypatch, [], prior=tuple(known)) == []
+    (second,) = attempted(bench, planned, monkeypatch, [passing()], prior=tuple(known[:1]))
+    assert second.outcome == "pass"
+    made = attempted(bench, planned, monkeypatch, [passing(2.1), passing(), passing()], prior=tuple(known[:1]))
+    assert [a.failure and a.failure.cause for a in made] == ["nondeterministic", None, None]
+
+
+def test_a_wrong_repeat_of_an_earlier_run_is_not_forgotten(
+    bench: Bench, planned: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prior = attempted(
+        bench, planned, monkeypatch, [failing("wrong-result", 2.0003), passing(2.0002), passing(), passing()]
+    )
+    assert attempted(bench, planned, monkeypatch, [], prior=tuple(prior)) == []
+
+
+def test_a_source_edited_since_its_accelerator_was_there_is_not_what_was_executed(
+    bench: Bench, planned: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prior = tuple(attempted(bench, planned, monkeypatch, [failing("hang"), passing(), passing()]))
+    gone = replace(planned, accelerator=replace(accelerators.available()["cpu"], absent=lambda: "it is gone"))
+
+    def verdict() -> str:
+        return judge.judge([gone.planned()], [*prior, *bench.attempts(gone, prior=prior)])[0].verdict
+
+    assert verdict() == "ported"
+    (planned.workload.folder / "port.py").write_text("print(2)\n")
+    assert verdict() == "broken"  # of the baseline it is still known
+    (planned.workload.folder / "train.py").write_text("print(2)\n")
+    assert verdict() == "unproven"

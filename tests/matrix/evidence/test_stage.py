@@ -160,14 +160,14 @@ def test_what_its_compiler_refuses_is_refused_in_the_compilers_words(toy: Stage)
     found = verdict(cell, toy.attempts(cell))
     assert (found.verdict, found.cause, found.as_expected) == ("refused", "out-of-memory-device", False)
     assert "Used 20G of 15.75G hbm" in found.why
-    assert found.why.startswith("for TPU v5e 2x2: refused-v5e:2x2: ")
+    assert found.why.startswith("when compiled for TPU v5e 2x2: refused-v5e:2x2: ")
 
 
 def test_a_port_that_is_accepted_makes_up_for_a_baseline_that_is_not(toy: Stage) -> None:
     cell = toy.write(TRAIN.format(before="observer.compile('refused-v5e:2x2')"), port=PASSES)
     made = toy.attempts(cell)
     assert [(each.source, each.outcome) for each in made] == [("train.py", "fail"), ("port.py", "pass")]
-    assert verdict(cell, made).why == "compiled for TPU v5e 2x2, not executed"
+    assert verdict(cell, made).why == "compiled for TPU v5e 2x2 by port.py (+1 -1), not executed"
 
 
 def test_a_cell_is_refused_as_soon_as_one_target_is(toy: Stage) -> None:
@@ -175,7 +175,7 @@ def test_a_cell_is_refused_as_soon_as_one_target_is(toy: Stage) -> None:
     cell = toy.write(TRAIN.format(before="observer.compile('refused-v6e:2x2')"))
     made = toy.attempts(cell)
     assert [each.outcome for each in made] == ["pass", "fail"]
-    assert verdict(cell, made).why.startswith("for TPU v6e 2x2: ")
+    assert verdict(cell, made).why.startswith("when compiled for TPU v6e 2x2: ")
     cell = toy.write(PASSES)
     assert verdict(cell, toy.attempts(cell)).why == "compiled for TPU v5e 2x2 and TPU v6e 2x2, not executed"
 
@@ -191,7 +191,9 @@ def test_what_does_not_fit_is_refused_with_both_figures(toy: Stage) -> None:
     cell = toy.write(TRAIN.format(before=f"observer.compile('step', {20 * 2**30})"))
     found = verdict(cell, toy.attempts(cell))
     assert (found.verdict, found.cause) == ("refused", "out-of-memory-device")
-    assert found.why == "for TPU v5e 2x2: step needs 20.00 GiB of device memory, TPU v5e 2x2 has 16.00 GiB"
+    assert (
+        found.why == "when compiled for TPU v5e 2x2: step needs 20.00 GiB of device memory, TPU v5e 2x2 has 16.00 GiB"
+    )
 
 
 def test_a_source_that_leaves_devices_idle_shows_nothing_and_is_asked_once(toy: Stage) -> None:
