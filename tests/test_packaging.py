@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
 import os
+import re
+import runpy
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from matrix.backends import INSIDE
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -62,3 +67,15 @@ def test_it_runs_beside_folders_of_the_users_own_that_have_our_names(wheel: Path
     assert "2 cells: 2 as-is; 2 executed; all as expected" in ended.stdout
     page = (work / "page" / "index.html").read_text()
     assert str(target / "workloads" / "digits") in page  # the command by hand: the wheel's own scripts were run
+
+
+def test_versions_are_the_same_wherever_they_stand() -> None:
+    """tox.ini has them; the README's commands can be pasted, and the files that use private names say for which."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    pinned = {name: re.findall(r"\d[\d.]*", value)[0] for name, value in tox["versions"].items()}
+    for name, version in re.findall(r"\b(jax|torch|torch_xla)==([\d.]+)", (ROOT / "README.md").read_text()):
+        assert version in {pinned[name], pinned["torch_xla"] if name == "torch" else None}, f"{name}=={version}"
+    assert pinned["jax"] in runpy.run_path(str(INSIDE / "compile_jax.py"))["VERIFIED"]
+    assert pinned["torch_xla"] in runpy.run_path(str(INSIDE / "capture_xla.py"))["VERIFIED"]
+    assert pinned["torch"].rpartition(".")[0] in runpy.run_path(str(INSIDE / "fake_cuda.py"))["TRIED"]
