@@ -107,41 +107,19 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
     """Run a source once in a cell, and judge it."""
     known = blank(context, cell, source, phase)
     interpreter = context.interpreters[cell.backend.name]
-    assert interpreter.path is not None
     steps, log_every = cell.run.steps, cell.run.log_every
     if phase == "measurement":
         steps, log_every = cell.run.measure.steps, cell.run.measure.log_every
-    arguments = [*script_arguments(cell, steps, log_every), *source.arguments]
-    ranks = commands.ranks(source.launch, cell.layout.devices)
-    added = variables(cell, ranks, context.beside if phase == "correctness" else 1)
-    folder = new_folder(context.folder / "attempts" / cell.id, phase)
-    settings = {
-        "script": source.name,
-        "arguments": arguments,
-        "folder": str(folder),
-        "observer": str(cell.backend.observer),
-        "progress": cell.workload.progress,
-        "ranked": source.launch is not None,
-        "faults": True,
-    }
-    settings_file = folder / "settings.json"
-    settings_file.write_text(json.dumps(settings))
     devices = cell.layout.devices
-    order = Order(
-        command=commands.command(source.launch, interpreter.path, [str(WORKER), str(settings_file)], devices),
-        environment=own(os.environ) | added,
-        cwd=cell.workload.folder,
-        folder=folder,
-        ranks=ranks,
-        timeout_s=cell.run.timeout,
-        no_progress_s=cell.run.no_progress,
-        progress=cell.workload.progress,
-        echo=context.live,
-    )
+    added = variables(cell, commands.ranks(source.launch, devices), context.beside if phase == "correctness" else 1)
+    limits = Limits(cell.run.timeout, cell.run.no_progress)
+    folder = new_folder(context.folder / "attempts" / cell.id, phase)
+    script = [source.name, *script_arguments(cell, steps, log_every), *source.arguments]
+    order = watched(context, cell, source, interpreter, cell.backend.observer, script, folder, devices, added, limits)
     seen = process.run(order, lambda so_far: outcome.is_untrue(cell, so_far))
-    takes = cell.workload.arguments
-    judged = outcome.judge(cell, seen, steps if "steps" in takes else None, log_every if "log_every" in takes else None)
-    by_hand = commands.command(source.launch, interpreter.path, [source.name, *arguments], devices)
+    judged = outcome.judge(cell, seen, *asked(cell, steps, log_every))
+    assert interpreter.path is not None
+    by_hand = commands.command(source.launch, interpreter.path, script, devices)
     return AttemptRecord(
         **known,
         outcome=judged.outcome,
@@ -151,11 +129,73 @@ def perform(context: Context, cell: Cell, source: Source, phase: Phase) -> Attem
         metrics=_metrics(cell, seen, judged, phase),
         devices=_devices(cell, seen, judged),
         precision=judged.precision,
-        environment=environment_record(context, interpreter, seen, added),
-        logs={rank: str(path.relative_to(context.folder)) for rank, path in seen.logs.items()},
-        duration_s=round(seen.duration_s, 3),
-        reproduce=command_line(cell.workload.folder, added, by_hand),
+        **circumstances(context, cell, interpreter, seen, added, by_hand),
     )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an attempt may take; in seconds, and in bytes for all of its processes together (None: no limit)."""
+
+    timeout_s: float
+    no_progress_s: float
+    memory_bytes: int | None = None
+
+
+def watched(
+    context: Context,
+    cell: Cell,
+    source: Source,
+    interpreter: Interpreter,
+    observer: Path,
+    script: list[str],
+    folder: Path,
+    devices: int,
+    added: Mapping[str, str],
+    limits: Limits,
+    task: Mapping[str, Any] | None = None,
+) -> Order:
+    """The order to run a source under the worker.
+
+    Args:
+        observer: what looks at it inside.
+        script: the source's file and its arguments.
+        folder: the attempt's own.
+        devices: how many it is given on this host.
+        added: the variables that it gets.
+        task: what the observer is told, where something is to be shown without the accelerator.
+    """
+    assert interpreter.path is not None
+    settings = {
+        "script": script[0],
+        "arguments": script[1:],
+        "folder": str(folder),
+        "observer": str(observer),
+        "progress": cell.workload.progress,
+        "ranked": source.launch is not None,
+        "faults": True,
+        "task": task,
+    }
+    settings_file = folder / "settings.json"
+    settings_file.write_text(json.dumps(settings))
+    return Order(
+        command=commands.command(source.launch, interpreter.path, [str(WORKER), str(settings_file)], devices),
+        environment=own(os.environ) | dict(added),
+        cwd=cell.workload.folder,
+        folder=folder,
+        ranks=commands.ranks(source.launch, devices),
+        timeout_s=limits.timeout_s,
+        no_progress_s=limits.no_progress_s,
+        progress=cell.workload.progress,
+        echo=context.live,
+        memory_bytes=limits.memory_bytes,
+    )
+
+
+def asked(cell: Cell, steps: int, log_every: int) -> tuple[int | None, int | None]:
+    """The steps that a script was asked for, and every how many for a line; None where it takes no such argument."""
+    takes = cell.workload.arguments
+    return steps if "steps" in takes else None, log_every if "log_every" in takes else None
 
 
 def script_arguments(cell: Cell, steps: int, log_every: int) -> list[str]:
@@ -298,18 +338,29 @@ def _devices(cell: Cell, seen: Observation, judged: Judged) -> Devices:
     )
 
 
-def environment_record(
-    context: Context, interpreter: Interpreter, seen: Observation, added: Mapping[str, str]
+def circumstances(
+    context: Context,
+    cell: Cell,
+    interpreter: Interpreter,
+    seen: Observation,
+    added: Mapping[str, str],
+    by_hand: list[str],
 ) -> dict[str, Any]:
-    """What a record says of the environment of its run."""
+    """The fields of a record that say how it was run: environment, logs, duration, and the same by hand."""
     end = next((end for rank in sorted(seen.events) if (end := seen.last("end", rank))), {})
-    return {
+    environment = {
         "interpreter": interpreter.path,
         "python": interpreter.python,
         "packages": interpreter.frameworks(),
         "variables": dict(added),
         "warm": end.get("warm"),
         **context.host,
+    }
+    return {
+        "environment": environment,
+        "logs": {rank: str(path.relative_to(context.folder)) for rank, path in seen.logs.items()},
+        "duration_s": round(seen.duration_s, 3),
+        "reproduce": command_line(cell.workload.folder, added, by_hand),
     }
 
 

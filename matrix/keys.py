@@ -90,6 +90,12 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def code_digest(folder: Path) -> str:
+    """SHA-256 of the Python files in a folder: of what looks at an attempt, or concludes from it."""
+    found = [[path.name, file_digest(path)] for path in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
 def data_digest(folder: Path, without: frozenset[str]) -> str:
     """Digest of the files below a workload's folder, links followed, caches and hidden ones left out.
 

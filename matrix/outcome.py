@@ -56,7 +56,8 @@ def check_truth(cell: Cell, seen: Observation) -> truth.Truth:
         report, start = seen.last("seen", rank) or seen.last("blind", rank), seen.last("start", rank)
         if start is not None:
             end = seen.last("end", rank) or {}
-            reports[rank] = {**(report or {}), "host": start["host"], "gave_up": end.get("gave_up")}
+            broke = bool(seen.of("blind", rank))
+            reports[rank] = {**(report or {}), "host": start["host"], "gave_up": end.get("gave_up"), "broke": broke}
     through = cell.backend.through
     return truth.check(
         reports,

@@ -102,8 +102,15 @@ def check(
         or _idle(used, layout)
         or _strategy(ranks, layout, units_per_step, dimensions)
         or (_compiled(ranks) if must_compile else None)
+        or _broken(ranks)
     )
     return Truth(problem, used, kind)
+
+
+def _broken(ranks: Mapping[int, Seen]) -> Unseen | None:
+    """An observer that broke after it had reported: what it was to tell at the end is not known."""
+    rank = next((rank for rank, seen in ranks.items() if seen.get("broke")), None)
+    return None if rank is None else Unseen(f"not all of what rank {rank} did could be seen")
 
 
 def _place(device: Mapping[str, Any], ranks: Mapping[int, Seen]) -> Any:

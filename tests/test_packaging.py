@@ -76,6 +76,6 @@ def test_versions_are_the_same_wherever_they_stand() -> None:
     pinned = {name: re.findall(r"\d[\d.]*", value)[0] for name, value in tox["versions"].items()}
     for name, version in re.findall(r"\b(jax|torch|torch_xla)==([\d.]+)", (ROOT / "README.md").read_text()):
         assert version in {pinned[name], pinned["torch_xla"] if name == "torch" else None}, f"{name}=={version}"
-    assert pinned["jax"] in runpy.run_path(str(INSIDE / "compile_jax.py"))["VERIFIED"]
+    assert pinned["jax"] in runpy.run_path(str(INSIDE / "chips_jax.py"))["VERIFIED"]
     assert pinned["torch_xla"] in runpy.run_path(str(INSIDE / "capture_xla.py"))["VERIFIED"]
     assert pinned["torch"].rpartition(".")[0] in runpy.run_path(str(INSIDE / "fake_cuda.py"))["TRIED"]

@@ -8,10 +8,11 @@ bounded in time and memory, and ends with all that it started, is `stage`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matrix.accelerators import cpu
 from matrix.journal import Compiled, Evidence, Failure, Outcome, Target
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from matrix.launch.process import Observation
     from matrix.plan import Cell
     from matrix.workload import Source
+
+
+GIB = 1 << 30
+MACHINE = ("out-of-memory-host", "rank-died")
+"""Causes of a death on the host that say more of this machine than of the script: the system ended it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,15 @@ class Work:
     memory_bytes: int
     compiler: str = ""
     """The packages that compile for it, with versions."""
+    steps: int | None = None
+    """How many the script was asked for, and every how many of them it was asked for a line; None if it takes no such
+    argument."""
+    log_every: int | None = None
+
+    @property
+    def on_host(self) -> Cell:
+        """The cell as it is run here: on the host's own processor."""
+        return replace(self.cell, accelerator=cpu.ACCELERATOR)
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ def bounded(work: Work, seen: Observation) -> Shown | None:
     if seen.ended_by == "timeout":
         return Shown("unavailable", reason=f"no result for {work.target.about} within {work.timeout_s:g} s")
     if seen.ended_by == "memory":
-        gib = work.memory_bytes / 2**30
+        gib = work.memory_bytes / GIB
         return Shown("unavailable", reason=f"no result for {work.target.about} within {gib:g} GiB of this machine")
     return None
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matrix import truth
+from matrix import accuracy, outcome
 from matrix.accelerators import cpu
 from matrix.attempt import own
 from matrix.backends import INSIDE
-from matrix.evidence import Producer, Shown, Work, bounded, task
+from matrix.evidence import GIB, MACHINE, Producer, Shown, Work, bounded, task
 from matrix.failures import recognise
 from matrix.failures.death import death, simple
 from matrix.journal import Compiled, Failure, Function, Target
@@ -22,8 +22,7 @@ from matrix.launch import process
 from matrix.launch.process import Observation, Order
 from matrix.truth import Finding
 
-COMPILER = INSIDE / "compile_jax.py"
-GIB = 1 << 30
+OBSERVER, COMPILER = INSIDE / "compile_jax.py", INSIDE / "chips_jax.py"
 PACKAGES = {
     "tpu": ("libtpu",),
     # The plug-in, and what it calls: ptxas and nvlink, libdevice.
@@ -63,25 +62,42 @@ def concluded(work: Work, seen: Observation) -> Shown | None:
         seen: the run, with the events of `inside/compile_jax.py`.
     """
     target = _target(work, seen)
-    unable = seen.last("unable", 0)
-    if unable is not None:
-        return Shown("unavailable", reason=unable["reason"], target=target)
-    refused = seen.last("refused", 0)
-    if refused is not None:
-        return Shown("fail", _evidence(work), _refusal(work, seen, refused), target=target)
-    if seen.code and seen.code < 0 and len(seen.of("compiling", 0)) > len(seen.of("compiled", 0)):
-        name = seen.of("compiling", 0)[-1]["name"]
-        aborted = death(seen, str(work.cell.workload.folder)) or simple("crash", f"exit code {seen.code}")
-        failure = aborted.model_copy(update={"message": f"while {name} was compiled, {aborted.message}"})
-        return Shown("fail", _evidence(work), failure, target=target)
+    against = _against(work, seen)
+    if against is not None:
+        return against
     died = death(seen, str(work.cell.workload.folder))
     if died is not None:
         reason = f"on the host it fails before anything is shown: {died.cause}: {died.message}"
+        if died.cause in MACHINE:
+            return Shown("unavailable", reason=reason, target=target)
         return Shown("fail", "none", died, reason, target=target)
+    blind = seen.last("blind", 0)
+    if blind is not None:
+        reason = f"what it did could not be observed: {blind['reason']}"
+        return Shown("unavailable", reason=reason, target=target)
     compiled = compiled_of(seen)
     if not compiled.functions:
         return Shown("unavailable", reason="nothing was compiled: it calls no jitted function", target=target)
     return _fits(work, compiled, target)
+
+
+def _against(work: Work, seen: Observation) -> Shown | None:
+    """What the compiler said no to, or why it could not say; None if neither."""
+    target = _target(work, seen)
+    said = next((event for event in seen.events.get(0, ()) if event["event"] in ("unable", "refused")), None)
+    if said is not None and said["event"] == "unable":
+        return Shown("unavailable", reason=said["reason"], target=target)
+    if said is not None:
+        return Shown("fail", _evidence(work), _refusal(work, seen, said), target=target)
+    begun = seen.of("compiling", 0)
+    if not seen.code or seen.code > 0 or len(begun) == len(seen.of("compiled", 0)):
+        return None
+    died = death(seen, str(work.cell.workload.folder)) or simple("crash", f"exit code {seen.code}")
+    message = f"while {begun[-1]['name']} was compiled, {died.message}"
+    if died.cause in MACHINE:
+        return Shown("unavailable", reason=f"this machine did not let the compiler end: {message}", target=target)
+    crashed = died.model_copy(update={"message": f"the compiler crashed: {message}"})
+    return Shown("fail", _evidence(work), crashed, target=target)
 
 
 def compiled_of(seen: Observation) -> Compiled:
@@ -130,7 +146,7 @@ def compile_artifacts(work: Work, artifacts: Sequence[Artifact], devices: int, r
     settings.write_text(json.dumps(task(work) | more, default=str))
     order = Order(
         command=[interpreter.path, str(COMPILER), str(settings)],
-        environment=own(os.environ) | dict(cpu.environment("jax", devices)) | VARIABLES,
+        environment=own(os.environ) | dict(cpu.environment("jax", devices)) | VARIABLES | dict(work.cell.environment),
         cwd=folder,
         folder=folder,
         ranks=1,
@@ -139,11 +155,13 @@ def compile_artifacts(work: Work, artifacts: Sequence[Artifact], devices: int, r
         memory_bytes=work.memory_bytes,
     )
     seen = process.run(order, lambda _: False)
-    return (
-        bounded(work, seen)
-        or concluded(work, seen)
-        or Shown("pass", "compiled", compiled=compiled_of(seen), target=_target(work, seen))
-    )
+    shown = bounded(work, seen) or _against(work, seen)
+    if shown is not None:
+        return shown
+    died, compiled, target = death(seen, str(folder)), compiled_of(seen), _target(work, seen)
+    if died is not None:
+        return Shown("unavailable", reason=f"the compiler could not be run: {died.cause}: {died.message}")
+    return _fits(work, compiled, target) or Shown("pass", "compiled", compiled=compiled, target=target)
 
 
 def _fits(work: Work, compiled: Compiled, target: Target) -> Shown | None:
@@ -161,49 +179,45 @@ def _fits(work: Work, compiled: Compiled, target: Target) -> Shown | None:
 
 def _true(work: Work, seen: Observation) -> Shown:
     """Whether the compiled program lays its work on the devices as the cell's layout says."""
-    cell, target, compiled = work.cell, _target(work, seen), compiled_of(seen)
-    end, report, start = seen.last("end", 0), seen.last("seen", 0), seen.last("start", 0)
-    accepted = f"accepted for {target.about}"
+    target, compiled = _target(work, seen), compiled_of(seen)
+    end, lines = seen.last("end", 0), outcome.losses(seen)
     if end is not None and end["eager"]:
         reason = f"most of the work is done outside of jitted functions: {', '.join(end['eager'])}"
         return Shown("unavailable", reason=reason, compiled=compiled, target=target)
-    found = truth.check(
-        {0: {**(report or {}), "host": start["host"] if start else ""}},
-        cell.layout,
-        cell.backend.framework,
-        cell.accelerator.name,
-        cpu.owns,
-        False,
-        truth.units_per_step(seen.of("progress", 0)),
-        2 if cell.workload.unit == "tokens" else 1,
-    ).problem
+    found = outcome.check_truth(work.on_host, seen).problem
     if isinstance(found, Finding):
         failure = simple(found.cause, found.message)
         reason = f"laid out for {target.about}: {found.cause}: {found.message}"
         return Shown("fail", "none", failure, reason, compiled, target)
+    if not lines:  # an executed one would have failed; this one may have gone another way for a value that stood in
+        found = Finding("no-progress", "it ended without one progress line")
+    evaluated = seen.last("eval", 0)
+    evaluation = evaluated["value"] if evaluated else None
+    found = found or accuracy.missing(lines, evaluation, work.cell.reference, work.steps, work.log_every)
     if found is not None:
-        return Shown("unavailable", reason=f"{accepted}, but {found.message}", compiled=compiled, target=target)
+        reason = f"accepted for {target.about}, but {found.message}"
+        return Shown("unavailable", reason=reason, compiled=compiled, target=target)
     return Shown("pass", _evidence(work), compiled=compiled, target=target)
 
 
 PRODUCERS = (
     Producer(
-        name="jax-compile-1",
+        name="jax-compile",
         evidence="compiled",
         backends=("jax",),
         accelerators=("tpu", "cuda"),
-        observer=COMPILER,
+        observer=OBSERVER,
         conclude=conclude,
         compiler="jax",
         packages=PACKAGES,
         variables=VARIABLES,
     ),
     Producer(
-        name="jax-lower-1",
+        name="jax-lower",
         evidence="lowered",
         backends=("jax",),
         accelerators=("tpu", "cuda", "rocm"),
-        observer=COMPILER,
+        observer=OBSERVER,
         conclude=conclude,
         particular=False,
     ),

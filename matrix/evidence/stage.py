@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from matrix import evidence
 from matrix.accelerators import cpu
 from matrix.attempt import (
-    WORKER,
     Context,
+    Limits,
+    asked,
     blank,
-    command_line,
-    environment_record,
+    circumstances,
     new_folder,
-    own,
     script_arguments,
     threads,
     unavailable,
+    watched,
 )
 from matrix.environments import Compiler, Interpreter
-from matrix.evidence import Producer, Work, bounded, targets, task, torch
+from matrix.evidence import GIB, Producer, Work, bounded, targets, task, torch
 from matrix.journal import AttemptRecord, Target
-from matrix.keys import file_digest
+from matrix.keys import code_digest, file_digest
 from matrix.launch import commands, process
-from matrix.launch.process import Order
 from matrix.plan import Cell, Plan
 from matrix.workload import Source
 
-GIB = 1 << 30
+CONCLUSIONS = Path(__file__).parent
 
 
 def compilers(plan: Plan) -> list[Compiler]:
@@ -147,7 +145,15 @@ def _known(context: Context, cell: Cell, source: Source, producer: Producer, tar
     """The fields of the record that are known before anything ran."""
     where = interpreter(context, cell, producer)
     compiler = context.interpreters.get(f"{producer.compiler}-{cell.accelerator.name}", where)
-    more = [producer.name, file_digest(producer.observer), target.model_dump(), compiler.fingerprint()]
+    described = targets.gpu_file(target.name)
+    more = [
+        producer.name,
+        code_digest(producer.observer.parent),
+        code_digest(CONCLUSIONS),
+        target.model_dump(),
+        file_digest(described) if described.exists() else None,
+        compiler.fingerprint(),
+    ]
     return blank(context, cell, source, where=where, more=more)
 
 
@@ -155,49 +161,24 @@ def perform(
     context: Context, cell: Cell, source: Source, producer: Producer, target: Target, known: dict[str, Any]
 ) -> AttemptRecord:
     """Run one source under a producer's observer, and conclude."""
-    where = interpreter(context, cell, producer)
-    assert where.path is not None
-    limits = cell.limits
+    where, limits = interpreter(context, cell, producer), cell.limits
     devices = cell.layout.nodes * cell.layout.devices
     folder = new_folder(context.folder / "attempts" / cell.id, "evidence")
-    compiler = compiler_of(context, cell, producer)
-    work = Work(context, cell, source, target, folder, limits.timeout, int(limits.memory_gib * GIB), compiler)
-    steps, log_every = (producer.steps, 1) if producer.steps else (cell.run.steps, cell.run.log_every)
-    arguments = [*script_arguments(cell, steps, log_every), *source.arguments]
-    ranks = commands.ranks(source.launch, devices)
+    pace = (producer.steps, 1) if producer.steps else (cell.run.steps, cell.run.log_every)
+    memory_bytes, compiler = int(limits.memory_gib * GIB), compiler_of(context, cell, producer)
+    work = Work(context, cell, source, target, folder, limits.timeout, memory_bytes, compiler, *asked(cell, *pace))
     added = {
-        **threads(ranks, context.beside),
+        **threads(commands.ranks(source.launch, devices), context.beside),
         **cell.backend.environment,
         **cpu.environment(cell.backend.through or cell.backend.framework, devices),
         **producer.variables,
         **cell.environment,
     }
-    settings = {
-        "script": source.name,
-        "arguments": arguments,
-        "folder": str(folder),
-        "observer": str(producer.observer),
-        "progress": cell.workload.progress,
-        "ranked": source.launch is not None,
-        "faults": True,
-        "task": task(work),
-    }
-    settings_file = folder / "settings.json"
-    settings_file.write_text(json.dumps(settings))
-    order = Order(
-        command=commands.command(source.launch, where.path, [str(WORKER), str(settings_file)], devices),
-        environment=own(os.environ) | added,
-        cwd=cell.workload.folder,
-        folder=folder,
-        ranks=ranks,
-        timeout_s=work.timeout_s,
-        no_progress_s=work.timeout_s,
-        echo=context.live,
-        memory_bytes=work.memory_bytes,
-    )
+    script = [source.name, *script_arguments(cell, *pace), *source.arguments]
+    bounds = Limits(work.timeout_s, work.timeout_s, work.memory_bytes)
+    order = watched(context, cell, source, where, producer.observer, script, folder, devices, added, bounds, task(work))
     seen = process.run(order, lambda _: False)
     shown = bounded(work, seen) or producer.conclude(work, seen)
-    by_hand = commands.command(source.launch, where.path, [str(WORKER), str(settings_file)], devices)
     return AttemptRecord(
         **known,
         outcome=shown.outcome,
@@ -206,8 +187,5 @@ def perform(
         failure=shown.failure,
         target=shown.target or target,
         compiled=shown.compiled,
-        environment=environment_record(context, where, seen, added),
-        logs={rank: str(path.relative_to(context.folder)) for rank, path in seen.logs.items()},
-        duration_s=round(seen.duration_s, 3),
-        reproduce=command_line(cell.workload.folder, added, by_hand),
+        **circumstances(context, cell, where, seen, added, order.command),
     )

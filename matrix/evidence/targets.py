@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 from matrix.errors import UsageError, nearest
+from matrix.evidence import GIB
 from matrix.journal import Target
 
 ANY = "any"
 GPUS = Path(__file__).parent / "gpus"
 """A file for each NVIDIA GPU, as XLA's CUDA compiler takes it (`GpuTargetConfigProto` as text)."""
-GIB = 1 << 30
 TPU_MEMORY = {"v5e": 16 * GIB, "v5p": 95 * GIB, "v6e": 32 * GIB}
 """High-bandwidth memory of a chip, which is one device (https://cloud.google.com/tpu/docs/v5e, /v5p and /v6e)."""
 _TPU = re.compile(r"([a-z0-9]+):(\d+(?:x\d+){1,2})")

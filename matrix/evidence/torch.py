@@ -94,7 +94,7 @@ def _notes(work: Work, traced: Mapping[int, Mapping[str, Any]]) -> Iterator[str]
 
 PRODUCERS = (
     Producer(
-        name="torch-trace-1",
+        name="torch-trace",
         evidence="traced",
         backends=BACKENDS,
         accelerators=("cuda", "rocm"),

@@ -78,6 +78,11 @@ def test_a_rank_without_a_report_leaves_the_cell_unseen() -> None:
     )
 
 
+def test_an_observer_that_broke_after_its_report_leaves_the_cell_unseen() -> None:
+    assert unseen(rank(broke=True)) == "not all of what rank 0 did could be seen"
+    assert finding(rank(broke=True), on=cuda)[0] == "wrong-device"  # what it did see stands
+
+
 def test_a_script_that_never_imports_the_framework_is_on_no_device_of_it() -> None:
     assert finding({"framework": None, "host": "a"}) == ("wrong-device", "the script never imported torch")
 

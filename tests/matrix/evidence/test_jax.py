@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,7 +210,10 @@ w = step(np.ones((16, 16), np.float32), jax.device_put(np.ones((8, 16), np.float
             "jit(lambda x: x)(1.0); jnp.ones((64, 64)) @ jnp.ones((64, 64))",
             "most of the work is done outside of jitted",
         ),
-        ("jit(lambda x: (jax.debug.callback(print, x), x @ x)[1])(jnp.ones((8, 8)))", "cannot be taken to other chips"),
+        (
+            "jit(lambda x: (jax.debug.callback(print, x), x @ x)[1])(jnp.ones((8, 8)))",
+            "cannot be compiled here: ValueError: the platform",
+        ),
     ],
     ids=["eager", "pmap", "mostly eager", "callback"],
 )
@@ -230,7 +235,7 @@ def test_an_error_of_the_script_is_its_own(shown: Callable[..., list[AttemptReco
 def test_a_version_that_was_not_tried_is_not_trusted(
     shown: Callable[..., list[AttemptRecord]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file in ("compile_jax.py", "observe_jax.py"):
+    for file in ("compile_jax.py", "observe_jax.py", "chips_jax.py"):
         text = (INSIDE / file).read_text()
         (tmp_path / file).write_text(re.sub(r"^VERIFIED = .*$", 'VERIFIED = ("0.1.0",)', text, flags=re.MULTILINE))
     (producer,) = [each for each in PRODUCERS if each.evidence == "lowered"]
@@ -239,6 +244,59 @@ def test_a_version_that_was_not_tried_is_not_trusted(
     (attempt,) = shown(STEP)
     assert (attempt.outcome, attempt.evidence) == ("unavailable", "none")
     assert attempt.reason == f"not verified with jax {jax.__version__} (but with 0.1.0)"
+
+
+CHIPS = runpy.run_path(str(INSIDE / "chips_jax.py"))
+SAID = {  # by the compilers for TPUs and NVIDIA GPUs of jax 0.10.2, when they were made to
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (37.26G)": True,
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 128.00M": True,
+    "INVALID_ARGUMENT: during context [pre-optimization]: Unexpected operand type for FFT: c128[8,128]{1,0}": True,
+    "INTERNAL: ptxas exited with non-zero error code 65280, output: ptxas /tmp/x.ptx, line 5; error   : Entry function "
+    "f uses too much shared data (0x1000 bytes, 0xc000 max)": True,
+    "RESOURCE_EXHAUSTED: /var/tmp/tempfile-vm-b0222d33; No space left on device\n\tUnable to write PTX contents": False,
+    "UNAVAILABLE: No PTX compilation provider is available. Neither ptxas/nvlink nor nvjtlink is available.": False,
+    "UNIMPLEMENTED: /usr/bin/ptxas ptxas too old. Falling back to the driver to compile.": False,
+    "INTERNAL: libdevice not found at ./libdevice.10.bc": False,
+    "INTERNAL: ptxas exited with non-zero error code 9, output: ": False,
+    "INTERNAL: ptxas exited with non-zero error code 65280, output: ptxas fatal   : Memory allocation failure": False,
+    "RESOURCE_EXHAUSTED: Out of memory allocating 320000000000 bytes.": False,
+    "DEADLINE_EXCEEDED: no answer": False,
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_only_what_speaks_of_the_program_is_a_refusal(words: str) -> None:
+    error = jax.errors.JaxRuntimeError(words)
+    assert CHIPS["is_refusal"](error) == SAID[words]
+    told = []
+    kind = CHIPS["Refused"](words) if SAID[words] else error
+    CHIPS["told"](lambda event, **fields: told.append((event, *fields.values())), "step", kind)
+    first = words.splitlines()[0]
+    unable = ("unable", f"step cannot be compiled here: JaxRuntimeError: {first}")
+    assert told == [("refused", "step", words) if SAID[words] else unable]
+
+
+def test_what_was_compiled_is_kept_by_program_chip_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    compiler = CHIPS["Compiler"].__new__(CHIPS["Compiler"])
+    compiler.task = {"cache": str(tmp_path), "target": {"name": "h100"}}
+    compiler.emit, compiler.done = lambda event, **fields: None, {}
+    compiler.chips = SimpleNamespace(slices=1, config="a chip", compiler="jax 0", kind="")
+
+    def compiles() -> bool:
+        before = len(made)
+        compiler.compile("step", b"program", 1, lambda: (made.append(1), None))
+        return len(made) > before
+
+    assert [compiles(), compiles()] == [True, False]
+    compiler.chips.config = "a chip with less memory"
+    assert [compiles(), compiles()] == [True, False]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
+    assert [compiles(), compiles()] == [True, False]
+    with jax.numpy_dtype_promotion("strict"):
+        assert [compiles(), compiles()] == [True, False]
 
 
 # --- with the compilers ---

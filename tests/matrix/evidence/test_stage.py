@@ -16,10 +16,11 @@ from matrix import definition, environments, evidence, judge, plan, runner
 from matrix.accelerators import Accelerator, tpu
 from matrix.attempt import Context
 from matrix.environments import Interpreter
-from matrix.evidence import Producer, stage
+from matrix.evidence import Producer, stage, targets
 from matrix.evidence.jax import conclude, concluded
-from matrix.journal import AttemptRecord
+from matrix.journal import AttemptRecord, Target
 from matrix.judge import CellVerdict
+from matrix.workload import Source
 
 OBSERVER = """
 import os, sys, time
@@ -35,6 +36,7 @@ class Observer:
         target = self.task["target"]["name"]
         self.emit("compiling", name=name)
         if name == "abort": os.abort()
+        if name == "killed": os.kill(os.getpid(), 9)
         if name == "sleep": time.sleep(600)
         if name == "hoard": hoard = b"x" * (300 << 20); time.sleep(600)
         if name == f"refused-{target}":
@@ -43,6 +45,7 @@ class Observer:
         self.emit("compiled", name=name, kind="toy chip")
         self.functions.append({"name": name, "calls": 2, "peak_bytes": peak, "collectives": {"all-reduce": 1}})
     def final(self):
+        if "--broken" in sys.argv: raise KeyError("a name that the framework had")
         return {"graphs": 0, "device_peak_bytes": None, "functions": self.functions, "recompiles": 1, "eager": []}
     functions = []
 def observe(after_import):
@@ -68,7 +71,7 @@ class Stage:
         self.limits: dict[str, float] = {}
         self.layout = {"devices": 1, "strategy": "single"}
         self.packages = {"torch": "2.0", "toycompiler": "1.5"}
-        self.ports: list[dict[str, object]] = []
+        self.arguments: dict[str, str] = {}
         (folder / "observer.py").write_text(OBSERVER)
         self.producer = Producer(
             name="toy",
@@ -96,6 +99,7 @@ class Stage:
             "about": "made for a test",
             "unit": "examples",
             "implementations": {"torch": {"baseline": {"file": "train.py"}, "ports": listed}},
+            "arguments": self.arguments,
         }
         (job / "workload.yaml").write_text(yaml.safe_dump(described))
         single = self.layout["devices"] == 1
@@ -184,7 +188,49 @@ def test_a_compiler_that_aborts_is_a_result_of_the_cell(toy: Stage) -> None:
     cell = toy.write(TRAIN.format(before="observer.compile('abort')"))
     found = verdict(cell, toy.attempts(cell))
     assert (found.verdict, found.cause) == ("refused", "crash")
-    assert "while abort was compiled, the process was ended by SIGABRT" in found.why
+    assert "the compiler crashed: while abort was compiled, the process was ended by SIGABRT" in found.why
+
+
+def test_a_compiler_that_the_system_kills_shows_nothing_of_the_program(toy: Stage) -> None:
+    cell = toy.write(TRAIN.format(before="observer.compile('killed')"))
+    found = verdict(cell, toy.attempts(cell))
+    assert found.verdict == "unproven"
+    assert found.why == (
+        "this machine did not let the compiler end: while killed was compiled, the process was killed (SIGKILL)"
+    )
+
+
+def test_a_host_without_memory_for_the_script_is_no_failure_of_it(toy: Stage) -> None:
+    for line, why in (
+        ("raise MemoryError()", "out-of-memory-host: MemoryError"),
+        ("import os; os.kill(os.getpid(), 9)", "rank-died: the process was killed (SIGKILL)"),
+    ):
+        (attempt,) = toy.attempts(toy.write(TRAIN.format(before=line)))
+        assert attempt.outcome == "unavailable"
+        assert attempt.reason == f"on the host it fails before anything is shown: {why}"
+
+
+def test_an_observer_that_breaks_at_the_end_shows_nothing(toy: Stage) -> None:
+    cell = toy.write(TRAIN.format(before="observer.compile('step'); sys.argv.append('--broken')"))
+    (attempt,) = toy.attempts(cell)
+    assert attempt.outcome == "unavailable"
+    assert attempt.reason == "what it did could not be observed: KeyError: 'a name that the framework had'"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("observer.compile('step')\nsys.exit()", "it ended without one progress line"),
+        ("observer.compile('step')", "ended after step 3 of 30"),
+    ],
+)
+def test_a_script_that_ends_early_shows_nothing(toy: Stage, text: str, why: str) -> None:
+    toy.arguments = {"steps": "--steps"}
+    cell = toy.write(TRAIN.format(before=text))
+    (attempt,) = toy.attempts(cell)
+    assert attempt.outcome == "unavailable"
+    assert attempt.reason is not None
+    assert attempt.reason.startswith(f"accepted for TPU v5e 2x2, but {why}")
 
 
 def test_what_does_not_fit_is_refused_with_both_figures(toy: Stage) -> None:
@@ -276,6 +322,27 @@ def test_what_is_known_is_not_shown_again(toy: Stage) -> None:
     assert toy.attempts(cell, prior=tuple(made)) == []
     toy.packages["toycompiler"] = "1.6"
     assert len(toy.attempts(cell, prior=tuple(made))) == 1
+
+
+def test_it_is_shown_again_when_what_looks_concludes_or_describes_the_chip_has_changed(
+    toy: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = toy.write(PASSES)
+    made = tuple(toy.attempts(cell))
+    for name, where in (("what looks", "helper.py"), ("what concludes", "rules/rules.py"), ("the chip", "chip.txtpb")):
+        (toy.folder / "rules").mkdir(exist_ok=True)
+        monkeypatch.setattr(stage, "CONCLUSIONS", toy.folder / "rules")
+        monkeypatch.setattr(targets, "gpu_file", lambda chip: toy.folder / "chip.txtpb")
+        before = stage._known(toy.context(), cell, *source_and_target(toy, cell))["key"]
+        (toy.folder / where).write_text("# anything else\n")
+        assert stage._known(toy.context(), cell, *source_and_target(toy, cell))["key"] != before, name
+    assert len(toy.attempts(cell, prior=made)) == 1
+
+
+def source_and_target(toy: Stage, cell: plan.Cell) -> tuple[Source, Producer, Target]:
+    source = cell.sources()[0]
+    assert source is not None
+    return source, toy.producer, cell.targets[0]
 
 
 def test_the_plan_says_what_will_be_tried(toy: Stage) -> None:

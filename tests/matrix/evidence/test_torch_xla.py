@@ -118,7 +118,7 @@ FAILS = {
     "an exception": (
         PORT,
         (("logged = 0\n", "raise ValueError('no')\n"),),
-        "on the host it fails before anything is shown: exception: ValueError: no",
+        "on the host, exception: ValueError: no",
     ),
 }
 
