@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -9,10 +10,12 @@ import os
 import shlex
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import filelock
 
 from matrix import changes, outcome
 from matrix.environments import Interpreter, cores
@@ -34,6 +37,28 @@ Phase = Literal["correctness", "measurement"]
 # Set by whatever started this tool; a cell begins its own world.
 FOREIGN = ("PYTEST_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+@contextlib.contextmanager
+def alone(say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the machine for a measurement: no other run measures at the same time.
+
+    Args:
+        say: is told what keeps it waiting, or that this could not be made sure of.
+    """
+    lock = filelock.FileLock(MEASURE_LOCK, mode=0o666)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            say("waiting until another run on this machine has measured")
+            lock.acquire()
+    except OSError as error:  # another user's file in a shared folder
+        say(f"whether another run measures beside this one is not known: {error}")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)

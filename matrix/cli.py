@@ -79,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     made = command("report", "Write a page, a summary, JUnit XML and CSV from journals.", _report)
     made.add_argument("results", nargs="+", type=Path, help="journals, runs' folders, or folders of runs")
     made.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    made.add_argument(
+        "--exit-code", action="store_true", help="exit as one run that found all this would; otherwise 0 once written"
+    )
 
     made = command("changes", "Show what a port changes against its baseline, without running it.", _changes)
     made.add_argument("baseline", type=Path)
@@ -163,11 +166,12 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
-    _write_report(options.results, options.output)
-    return 0
+    code = _write_report(options.results, options.output)
+    return code if options.exit_code else 0
 
 
-def _write_report(results: list[Path], output: Path) -> None:
+def _write_report(results: list[Path], output: Path) -> int:
+    """Write it; returns the exit code of a run that found all this."""
     from reports.build import build
 
     try:
@@ -175,6 +179,7 @@ def _write_report(results: list[Path], output: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write the report to {output}: {error.strerror or error}") from None
     print(f"report: {built.page.absolute()}")
+    return built.exit_code
 
 
 def _compare(options: argparse.Namespace, rest: list[str]) -> int:

@@ -18,6 +18,7 @@ EXIT_NOT_AS_EXPECTED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_EXECUTED = 3
 EXIT_TOOL_ERROR = 4
+EXIT_INCOMPLETE = 5
 EXIT_INTERRUPTED = 130
 
 
@@ -276,12 +277,18 @@ def _expectation(
     return "met" if cause == expected.cause else "other-cause"
 
 
-def exit_code(verdicts: Sequence[CellVerdict]) -> int:
-    """The exit code of a run or a report over these verdicts (the module's EXIT_ constants)."""
+def exit_code(verdicts: Sequence[CellVerdict], complete: bool = True) -> int:
+    """The exit code of a run or a report over these verdicts (the module's EXIT_ constants).
+
+    Args:
+        complete: whether all that was to be run was run.
+    """
     if any(v.tool_failed for v in verdicts):
         return EXIT_TOOL_ERROR
     if not all(v.as_expected for v in verdicts):
         return EXIT_NOT_AS_EXPECTED
+    if not complete:
+        return EXIT_INCOMPLETE
     if not any(v.executed for v in verdicts):
         return EXIT_NOTHING_EXECUTED
     return EXIT_AS_EXPECTED

@@ -15,7 +15,7 @@ def as_json(plan: Plan) -> list[dict[str, Any]]:
         baseline, ports = cell.sources()
         rows.append(
             {
-                **cell.planned().model_dump(mode="json", exclude_none=True),
+                **cell.planned().model_dump(mode="json", exclude_none=True, exclude={"sources"}),
                 "implementation": cell.implementation.name if cell.implementation else None,
                 "baseline": baseline.name if baseline else None,
                 "ports": [port.name for port in ports],

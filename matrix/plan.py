@@ -260,8 +260,19 @@ class _Planner:
             targets=tuple(self.targets(axes, layout)),
             limits=definition.evidence,
         )
+        self.check_sources(cell)
         self.check(cell, overrides)
         return cell
+
+    def check_sources(self, cell: Cell) -> None:
+        """Refuse one file twice in a cell: attempts are told apart by the name of their source."""
+        baseline, ports = cell.sources()
+        seen = {baseline.name} if baseline else set()
+        for port in ports:
+            if port.name in seen:
+                message = f"{shown(port.name)} is there twice for {cell.id}: narrow 'for', or give the port a file"
+                raise cell.workload.document.error(message, (*port.place, "file"))
+            seen.add(port.name)
 
     def targets(self, axes: Mapping[str, str], layout: journal.Layout) -> Iterator[journal.Target]:
         for each in self.definition.evidence.targets.get(axes["accelerator"], ()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 import time
@@ -12,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pytest
 
 from matrix import journal, judge, runner, session
-from matrix.attempt import MEASURE_LOCK, Context, blank
+from matrix.attempt import Context, alone, blank
 from matrix.errors import ToolError, UsageError
 from matrix.journal import AttemptRecord
 from matrix.judge import CellVerdict
@@ -42,10 +40,12 @@ class CellItem(pytest.Item):
     context: Context
     budget_end: float | None
     made: list[AttemptRecord]
+    late = False  # whether there was no time left to begin it
 
     def runtest(self) -> None:
         self.made = []
         if self.budget_end is not None and time.monotonic() > self.budget_end:
+            self.late = True
             pytest.skip("not run: the budget is used up")
         try:
             for attempt in runner.correctness(self.context, self.cell):
@@ -167,6 +167,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         # An attribute, not a property of JUnit's: xdist carries it to the controller.
         report.portmatrix = [journal.line(attempt) for attempt in item.made]
         report.portmatrix_cell = item.cell.id
+        report.portmatrix_late = item.late
         report.portmatrix_failure = str(report.longrepr) if report.failed else ""
     return report
 
@@ -179,6 +180,9 @@ class Controller:
         self.progress = progress
         self.trouble: str | None = None
         """Why the run could not go on."""
+        self.left: list[str] = []
+        """What the budget left no time for, in words."""
+        self.late_cells = 0
 
     def record(self, attempt: AttemptRecord) -> AttemptRecord:
         try:
@@ -188,6 +192,7 @@ class Controller:
             pytest.exit(self.trouble)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        self.late_cells += getattr(report, "portmatrix_late", False)
         for line in getattr(report, "portmatrix", ()):
             self.record(AttemptRecord.model_validate_json(line))
         if report.failed and not hasattr(report, "portmatrix"):  # its process crashed, or broke around the cell
@@ -205,6 +210,10 @@ class Controller:
             self.measure(budget_end)
         if self.session.options.prove_changes and not stopped:
             self.prove(budget_end)
+        if self.late_cells:
+            self.left.insert(0, f"{self.late_cells} cells were not run")
+        if self.left:
+            self.progress.note(f"the budget is used up: {', '.join(self.left)}; --resume goes on")
         return result
 
     def measure(self, budget_end: float | None) -> None:
@@ -222,12 +231,12 @@ class Controller:
             return
         self.progress.measuring(len(waiting))
         failed: set[str] = set()
-        with self.alone():
+        with alone(self.progress.note):
             for turn, cell, source in waiting:
                 if cell.id in failed:
                     continue
                 if budget_end is not None and time.monotonic() > budget_end:
-                    self.progress.note("the budget is used up: not everything was measured")
+                    self.left.append("not everything was measured")
                     return
                 try:
                     attempt = runner.measure(context, cell, source)
@@ -238,23 +247,6 @@ class Controller:
                 if attempt.outcome != "pass":
                     failed.add(cell.id)  # another process of it would say the same
                 self.progress.measured(cell, turn + 1, self.record(attempt))
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the machine for a measurement: no other run measures at the same time."""
-        lock = filelock.FileLock(MEASURE_LOCK, mode=0o666)
-        try:
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                self.progress.note("waiting until another run on this machine has measured")
-                lock.acquire()
-        except OSError as error:  # another user's file in a shared folder
-            self.progress.note(f"whether another run measures beside this one is not known: {error}")
-        try:
-            yield
-        finally:
-            lock.release()
 
     def prove(self, budget_end: float | None) -> None:
         """Phase 3, when asked for: every port that passed, without each of its hunks."""
@@ -269,9 +261,13 @@ class Controller:
         )
         for ported in proof.ported(self.session.plan.cells, self.session.attempts):
             if prover.late():
+                self.left.append("not every port was proven")
                 break
             try:
-                prover.prove(ported, self.session.proofs)
+                proven = prover.prove(ported, self.session.proofs)
+                if prover.late() and not proven.complete:
+                    self.left.append(f"{ported.source.name} was not proven in {ported.cell.id}")
+                    break
             except (UsageError, OSError) as error:
                 self.progress.note(f"{ported.cell.id} {ported.source.name}: not proven: {error}")
         for (workload, port), hunks in proof.idle(self.session.proofs).items():
@@ -320,7 +316,7 @@ def run(controlled: Session, arguments: list[str]) -> int:
         print(f"portmatrix: {controller.trouble}", file=sys.stderr)
         code = judge.EXIT_TOOL_ERROR
     else:
-        code = _exit_code(int(ended), controlled, progress.stopped)
+        code = _exit_code(int(ended), controlled, progress.stopped, not controller.left)
     progress.summary(controlled.verdicts(), code)
     return code
 
@@ -331,7 +327,7 @@ def _beside(workers: int) -> list[str]:
     return ["--dist=load", "--maxschedchunk=1", f"--tx={workers}*popen//python={python} -P"]
 
 
-def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
+def _exit_code(ended: int, controlled: Session, stopped: bool, complete: bool) -> int:
     """Pytest's exit code as one of ours; a run that came to its end says so in its journal."""
     if ended == pytest.ExitCode.INTERRUPTED and not stopped:
         return judge.EXIT_INTERRUPTED
@@ -340,12 +336,12 @@ def _exit_code(ended: int, controlled: Session, stopped: bool) -> int:
     if ended == pytest.ExitCode.INTERNAL_ERROR:
         print("the tool itself failed; what had been found until then is in the journal", file=sys.stderr)
         return judge.EXIT_TOOL_ERROR
-    final = judge.exit_code(controlled.verdicts())
+    final = judge.exit_code(controlled.verdicts(), complete)
     if final == judge.EXIT_AS_EXPECTED and controlled.options.prove_changes:
         from matrix.changes import proof
 
         if proof.idle(controlled.proofs):
             final = judge.EXIT_NOT_AS_EXPECTED
-    if not stopped:
+    if complete and not stopped:
         controlled.end(final)
     return final

@@ -243,6 +243,7 @@ class Progress:
             judge.EXIT_AS_EXPECTED: "all as expected",
             judge.EXIT_NOT_AS_EXPECTED: "not all as expected",
             judge.EXIT_NOTHING_EXECUTED: "nothing was executed",
+            judge.EXIT_INCOMPLETE: "not all was run",
             judge.EXIT_TOOL_ERROR: "the tool could not judge every cell",
             judge.EXIT_INTERRUPTED: "interrupted",
             judge.EXIT_USAGE: "usage error",

@@ -93,7 +93,7 @@ def _build(paths: Iterable[Path], out: Path, today: datetime.date) -> Built:
         verdicts=evidence.verdicts,
         banners=notes,
         headline=headline(tally(evidence.rows)),
-        exit_code=exit_code(evidence.verdicts),
+        exit_code=exit_code(evidence.verdicts, not any(journal.partial for journal in evidence.journals)),
     )
     write_csv(evidence, built.cells)
     write_junit(evidence, built.junit)

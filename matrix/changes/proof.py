@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import filelock
-
 from matrix import changes, judge, keys, runner
-from matrix.attempt import MEASURE_LOCK, Context, blank, now, perform
+from matrix.attempt import Context, alone, blank, now, perform
 from matrix.changes import Comparison, removal, script
 from matrix.changes.removal import NONE, Hunks, Settled
 from matrix.changes.wording import described, lines, listed
@@ -259,7 +257,7 @@ class _Proof:
         times: list[list[float]] = [[], []]
         wanted = max(PROCESSES, self.cell.run.measure.processes)
         self.prover.say(f"passes without hunk {listed(taken)}: measuring whether it is slower")
-        with filelock.FileLock(MEASURE_LOCK, mode=0o666):
+        with alone(self.prover.say):
             for turn in range(wanted):
                 for side, (cell, source, context) in zip(times, sides, strict=True):
                     if self.prover.late():

@@ -501,7 +501,7 @@ def work(settings, settings_file):
     try:
         run_script(settings["script"], settings["arguments"])
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
+        code = int(error.code) if isinstance(error.code, int) else (0 if error.code is None else 1)
         told = describe(error) if code else {}
         events.emit("exit", code=code, **told)
         wait_for_threads()

@@ -223,6 +223,19 @@ def test_a_cell_is_planned_as_the_journal_lists_it(planned: Planned) -> None:
     assert cells["toy/jax/cpu/single"].written_for is None
 
 
+def test_a_file_that_is_there_twice_in_one_cell_is_refused(refusal: Refusal, planned: Planned) -> None:
+    port = "      - {file: ddp.py, launch: torchrun, for: {strategy: data}}\n"
+    for again in (
+        "      - {file: ddp.py, arguments: [--fast], for: {devices: 2}}\n",
+        "      - {file: train.py, launch: torchrun, for: {devices: 2}}\n",
+    ):
+        name = again.partition("file: ")[2].partition(",")[0]
+        said = refusal(HEAD, TOY.replace(port, port + again))
+        assert f"workload.yaml:9:16: '{name}' is there twice for toy/torch/cpu/dp2: narrow 'for'" in said
+    other = "      - {file: ddp.py, arguments: [--fast], for: {strategy: tensor}}\n"
+    assert planned(HEAD, TOY.replace(port, port + other)).cells
+
+
 def test_matchers_that_match_nothing_and_repeated_cells_are_reported_not_refused(
     planned: Planned, tmp_path: Path
 ) -> None:

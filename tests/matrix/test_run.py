@@ -253,8 +253,11 @@ def test_a_budget_that_is_used_up_starts_nothing_more(toy: Toy) -> None:
     ran = toy.run("--budget", "0.1")  # 6 s: the first cell begins within it, and ends after it
     assert [each[0] for each in toy.tries()] == ["slow"]
     assert "[2/3] --    w1/toy/cpu/single  unproven: not run" in ran.stdout
-    assert "the budget is used up" in ran.stdout
-    assert ran.returncode == 0
+    assert "the budget is used up: 2 cells were not run, not everything was measured; --resume goes on" in ran.stdout
+    assert "; not all was run; " in ran.stdout
+    assert ran.returncode == 5
+    assert not toy.records("end")  # so that the report says partial
+    assert toy.run("--resume").returncode == 0
 
 
 def test_live_shows_the_output_of_the_one_cell(toy: Toy) -> None:

@@ -178,6 +178,7 @@ def test_where_there_is_a_status_line(
         ([attempt("fail")], 1, "1 cells: 1 broken; 1 executed; not all as expected"),
         ([], 3, "1 cells: 1 unproven; 0 executed; nothing was executed"),
         ([attempt("error")], 4, "1 cells: 1 error; 0 executed; the tool could not judge every cell"),
+        ([], 5, "1 cells: 1 unproven; 0 executed; not all was run"),
         ([], 130, "1 cells: 1 unproven; 0 executed; interrupted"),
     ],
 )

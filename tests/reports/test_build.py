@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from matrix.cli import main
 from matrix.errors import UsageError
 from reports.build import build
 
@@ -22,6 +23,18 @@ def test_the_files_are_written_and_the_exit_code_is_that_of_a_run(tmp_path: Path
     assert [verdict.verdict for verdict in built.verdicts] == ["as-is", "broken"]
     assert built.headline == "1 of 2 executed cells runs, unchanged."
     assert built.exit_code == 1
+
+
+@pytest.mark.parametrize(("outcome", "ended", "code"), [("pass", True, 0), ("fail", True, 1), ("pass", False, 5)])
+def test_the_command_exits_with_the_runs_code_when_asked_to(
+    tmp_path: Path, outcome: str, ended: bool, code: int
+) -> None:
+    cell = planned()
+    failed = failure("hang", "slow") if outcome == "fail" else None
+    folder = MadeUpRun(ended=ended).add(cell, attempt(cell, outcome, failure=failed)).write(tmp_path / "run")
+    words = ["report", str(folder), "-o", str(tmp_path / "out")]
+    assert main([*words, "--exit-code"]) == code
+    assert main(words) == 0
 
 
 def test_a_torn_last_line_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
