@@ -123,7 +123,8 @@ class Compiler:
             name: of the function or graph.
             content: bytes that decide what is compiled, with the target, the compiler and its settings.
             devices: how many it runs on.
-            make: lowers and compiles it; returns the executable and the partition specs of its outputs.
+            make: lowers and compiles it; returns the executable, None if it only lowers, and the partition specs
+                of its outputs.
         """
         facts = [VERSION, hashlib.sha256(content).hexdigest(), devices]
         facts += [self.task["target"]["name"], self.chips.slices, self.chips.config, self.chips.compiler, settings()]
@@ -137,9 +138,9 @@ class Compiler:
             self.emit("compiling", name=name)
             begin = time.monotonic()
             executable, specs = make()
-            found = {"devices": devices, "compile_s": round(time.monotonic() - begin, 3), "specs": specs}
+            found = {"devices": devices, "specs": specs}
             if executable is not None:
-                found |= measures(executable)
+                found |= {"compile_s": round(time.monotonic() - begin, 3), **measures(executable)}
                 os.makedirs(self.task["cache"], exist_ok=True)
                 with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
                     json.dump(found, file)

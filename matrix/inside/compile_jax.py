@@ -87,12 +87,12 @@ class Signature:
 
         def make():
             if not compiler.chips.devices:
-                return None, None
+                # No compiler of the target's says how results are laid out over devices; the host's propagates alike.
+                return None, _specs(jitted.lower(*args, **kwargs).compile()) if self.count > 1 else None
             lowered = lower(compiler.chips.devices)
             with chips.refusing():
                 compiled = lowered.compile()
-            specs = [_spec(each) for each in jax.tree.leaves(compiled.output_shardings)]
-            return compiled.runtime_executable(), specs
+            return compiled.runtime_executable(), _specs(compiled)
 
         facts = donated, exported.in_shardings_hlo, self.host.shape, options
         content = exported.mlir_module_serialized + str(facts).encode()
@@ -175,10 +175,14 @@ def _is_named(leaf):
     return hasattr(getattr(leaf, "sharding", None), "mesh") and hasattr(leaf.sharding.mesh, "devices")
 
 
-def _spec(sharding):
-    """A sharding's partition spec as plain data; None where it has none."""
-    spec = getattr(sharding, "spec", None)
-    return None if spec is None else [list(each) if isinstance(each, tuple) else each for each in spec]
+def _specs(compiled):
+    """The partition specs of a compiled function's results as plain data; None for one that has none."""
+    import jax
+
+    specs = [getattr(sharding, "spec", None) for sharding in jax.tree.leaves(compiled.output_shardings)]
+    return [
+        None if spec is None else [list(each) if isinstance(each, tuple) else each for each in spec] for spec in specs
+    ]
 
 
 def _axes(each):
