@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import json
 import os
@@ -15,14 +17,16 @@ from matrix.plan import Cell
 from matrix.workload import FILE, Source
 
 WHOLE = 64 << 20  # bytes; of a larger data file size and modification time are taken instead of its content
+LONGEST = 200  # characters of a text that may name a file
 
 
 def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str, more: object = None) -> str:
     """The key of the attempts of one source in one cell.
 
-    It covers the resolved cell, the bytes of the source and of every other file in the workload's folder that is not
-    another source (data, helper modules), the reference and its tolerance, how the backend and the accelerator set a
-    cell up and look at it, interpreter and packages, and the version of the judge; not the text of the definition.
+    It covers the resolved cell, the bytes of the source, of the other sources that it uses, and of every other file in
+    the workload's folder that is no source (data, helper modules), the reference and its tolerance, how the backend and
+    the accelerator set a cell up and look at it (with all that runs inside a cell), interpreter and packages, and the
+    version of the judge; not the text of the definition.
     `more` is what else there is: the target that it is compiled for.
     """
     run, backend = cell.run.model_dump(), cell.backend
@@ -34,11 +38,13 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str,
         "measure": measure if phase == "measurement" else None,
         "arguments": [dict(cell.workload.arguments), cell.arguments],
         "backend": [backend.flags, dict(backend.environment), backend.compiles, file_digest(backend.observer)],
+        "inside": _inside(),
         "environment": dict(cell.environment),
-        "shown": dict(cell.accelerator.environment(backend.framework, cell.layout.devices)),
+        "shown": dict(cell.accelerator.environment(backend.through or backend.framework, cell.layout.devices)),
         "progress": cell.workload.progress,
         "reference": _reference_digest(cell.reference) if cell.reference else None,
         "source": [source.name, source.launch, file_digest(source.file), *source.arguments] if source else None,
+        "uses": _uses(cell, source) if source else None,
         "data": _data(cell) if source else None,
         "interpreter": interpreter.fingerprint(),
         "judge": outcome.VERSION,
@@ -46,6 +52,61 @@ def key(cell: Cell, source: Source | None, interpreter: Interpreter, phase: str,
         **({"more": more} if more is not None else {}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@functools.cache
+def _inside() -> str:
+    """Of what runs inside every cell: the observers load each other."""
+    return data_digest(Path(__file__).parent / "inside", frozenset())
+
+
+def _uses(cell: Cell, source: Source) -> list[str]:
+    names = frozenset(_other_sources(cell) - {FILE})
+    return [*map(file_digest, _used(cell.workload.folder, names, source.file, source.file.stat().st_mtime_ns))]
+
+
+@functools.cache
+def _used(folder: Path, names: frozenset[str], script: Path, changed: int) -> list[Path]:
+    """The other declared sources that a source uses, also by way of each other and of helper modules.
+
+    Args:
+        folder: the workload's.
+        names: of its declared sources.
+        script: the file of the source.
+        changed: when that was changed, so that it is read again after an edit.
+    """
+    declared = {folder / name for name in names} - {script}
+    found, todo = {script}, [script]
+    while todo:
+        file = todo.pop()
+        roots = dict.fromkeys((script.parent, file.parent, folder))
+        for word in _mentioned(file):
+            paths = (root / path for root in roots for path in (f"{word}.py", f"{word}/__init__.py"))
+            used = {path for path in paths if path.is_file()} or {each for each in declared if each.stem == word}
+            todo += used - found
+            found |= used
+    return sorted(found & declared)
+
+
+def _mentioned(file: Path) -> set[str]:
+    """What a script may import, as paths without the ending: by `import`, or by a text that names a module or a file.
+
+    A text may be something else; then its script is run once too often.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = [each.name for each in node.names]
+            names |= {node.module or "", *inner, *(f"{node.module}.{each}" for each in inner)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < LONGEST:
+            names.add(node.value.removesuffix(".py").replace("/", "."))
+    return {name.replace(".", "/") for name in names if all(map(str.isidentifier, name.split(".")))}
 
 
 _data_digests: dict[Path, str] = {}  # by a workload's folder: as it was when this run first looked

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from matrix import keys
+from matrix.attempt import variables
 from matrix.environments import Interpreter
 from matrix.plan import Cell
 from tests.matrix.harness import Bench
@@ -138,3 +139,71 @@ def test_how_much_is_measured_concerns_the_measurement_only(bench: Bench) -> Non
     )
     assert first[0] == second[0]
     assert first[1] != second[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("import train\n", True),
+        ("from train import model\n", True),
+        ("from . import train\n", True),
+        ("import importlib\nimportlib.import_module('train')\n", True),
+        ("import runpy\nrunpy.run_path('torch/train.py', run_name='__main__')\n", True),
+        ("import helper\n", True),  # which imports it
+        ("import other\n", True),  # another port, which imports it
+        ("import trainer\n", False),
+        ("def train(): ...\n", False),
+        ("print('how to train.py this')\n", False),
+        ("import numpy.train\n", False),
+        ("this is no Python\n", False),
+    ],
+)
+def test_the_key_covers_the_sources_that_a_source_uses_and_no_others(bench: Bench, text: str, again: bool) -> None:
+    ports = [{"file": f"torch/{name}.py", "for": {"strategy": "single"}} for name in ("port", "other")]
+    folder = bench.workload(
+        "w",
+        {
+            "torch/train.py": "model = 1\n",
+            "torch/port.py": text,
+            "torch/other.py": "from train import model\n",
+            "torch/helper.py": "def model():\n    import train\n",
+            "jax/train.py": "print()\n",
+        },
+        {
+            "torch": {"baseline": {"file": "torch/train.py"}, "ports": ports},
+            "jax": {"baseline": {"file": "jax/train.py"}},
+        },
+    )
+    cell = bench.cell("w")
+    baseline, (port, _) = cell.sources()
+
+    def found() -> list[str]:
+        return [keys.key(cell, source, PYTHON, "correctness") for source in (baseline, port)]
+
+    first = found()
+    (folder / "jax" / "train.py").write_text("print(2)\n")
+    (folder / "torch" / "other.py").write_text("from train import model as m\n")
+    second = found()
+    assert second[0] == first[0]
+    assert (second[1] != first[1]) is (text == "import other\n")
+    (folder / "torch" / "train.py").write_text("model = 2\n")
+    third = found()
+    assert third[0] != second[0]
+    assert (third[1] != second[1]) is again
+
+
+def test_the_key_covers_all_that_runs_inside_a_cell(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = made(bench)
+    before = keys.key(cell, cell.sources()[0], PYTHON, "correctness")
+    monkeypatch.setattr(keys, "_inside", lambda: "edited")
+    assert keys.key(cell, cell.sources()[0], PYTHON, "correctness") != before
+
+
+def test_the_key_covers_the_environment_of_what_drives_the_device(bench: Bench) -> None:
+    cell = made(bench)
+    accelerator = replace(cell.accelerator, environment=lambda framework, devices: {"Y": framework})
+    driven = replace(cell, accelerator=accelerator, backend=replace(cell.backend, through="xla"))
+    asked = replace(driven, accelerator=replace(accelerator, environment=lambda framework, devices: {"Y": "xla"}))
+    assert variables(driven, 1, 1)["Y"] == "xla"
+    first, second = (keys.key(each, cell.sources()[0], PYTHON, "correctness") for each in (driven, asked))
+    assert first == second
