@@ -10,6 +10,7 @@ from matrix.evidence import Producer, Shown, Work
 from matrix.failures.death import death, simple
 from matrix.journal import Compiled, Failure
 from matrix.launch.process import Observation
+from matrix.truth import MAJORITY
 
 BACKENDS = ("torch", "torch-compile")
 WORDS = {
@@ -49,14 +50,17 @@ def _untraced(traced: Mapping[int, Mapping[str, Any]], died: Failure | None) -> 
         return f"{died.frame}: {died.message}" if died.frame else died.message
     if not traced:
         return "the script does not import torch"
-    if not any(event["operations"] or event["steps"] for event in traced.values()):
-        return "no optimizer took a step, and nothing was done on the device"
+    if not any(event["steps"] or event["devices"] or event["forward"] for event in traced.values()):
+        return "it ended before an optimizer took a step, and no backward pass was done on the device"
+    if any(event["steps"] and not event["gradients"] for event in traced.values()):
+        return "its optimizer's parameters had no gradients"
     return None
 
 
 def _left_on_cpu(traced: Mapping[int, Mapping[str, Any]]) -> Failure | None:
     for rank, event in traced.items():
-        if event["steps"] and "cuda" not in event["parameters"]:
+        held = event["parameters"]
+        if event["steps"] and held.get("cuda", 0) <= MAJORITY * sum(held.values()):
             done = f"{event['operations']} operations" if event["operations"] else "nothing"
             return simple(
                 "wrong-device", f"the optimizer's parameters are on the CPU; on the device was done {done}", rank
@@ -66,7 +70,8 @@ def _left_on_cpu(traced: Mapping[int, Mapping[str, Any]]) -> Failure | None:
 
 def _idle(work: Work, traced: Mapping[int, Mapping[str, Any]]) -> Failure | None:
     asked = work.cell.layout.nodes * work.cell.layout.devices
-    used = {index for event in traced.values() for index in event["devices"]}
+    kind = "devices" if any(event["devices"] for event in traced.values()) else "forward"
+    used = {index for event in traced.values() for index in event[kind]}
     if len(used) >= asked:
         return None
     return simple("idle-devices", f"{len(used)} of {asked} devices did any work")
@@ -79,6 +84,8 @@ def _notes(work: Work, traced: Mapping[int, Mapping[str, Any]]) -> Iterator[str]
         return
     steps = event["steps"]
     yield f"{steps} optimizer steps, {event['operations']} operations on the device, shapes and devices only"
+    if not event["devices"]:
+        yield "no gradient was asked for: only forward passes were traced"
     if work.cell.layout.strategy != "single":
         yield "whether each device does its share, and collectives agree, is not seen by tracing"
     if work.cell.backend.name == "torch-compile":

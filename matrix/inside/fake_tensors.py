@@ -87,8 +87,7 @@ def mode_class(torch, tracer):
                     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
                     "the 'spawn' start method"
                 )
-            tracer.operations += 1
-            tracer.devices.update(each.device.index for each in tensors if each.device.type == "cuda")
+            tracer.worked({each.device.index for each in tensors if each.device.type == "cuda"})
             name = func._schema.name.removeprefix("aten::")
             check_devices(func, name, args, kwargs, tensors)
             return self.follow(func, name, types, args, kwargs)

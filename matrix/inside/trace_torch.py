@@ -8,13 +8,17 @@ host sync. After the asked number of optimizer steps the script is ended.
 Told at the end, as the event `traced`:
 
     steps, operations   optimizer steps, and operations on the device, that were traced
-    devices             indices of those that were used
+    devices             indices of those on which a part of a backward pass was done
+    forward             likewise a forward pass of a module that asked for no gradient, as inference does
     parameters          bytes of what the optimizers update, by kind of device
+    gradients           bytes of the gradients that they are updated with, likewise
     syncs               [{file, line, how, calls}]: where the host waits for a value of the device
     branches            [...]: where a value of the device decides which way the script goes (taken as false)
     sizes               [...]: where a value decides a shape (a mask taken as all true)
     reached             `end`, or `steps`: ended by us after the asked number of them
     unable              why it could not be traced further, and where; null when it could
+
+Private names used, besides those of the other two files: `torch._C._current_graph_task_id`.
 """
 
 import atexit
@@ -39,6 +43,14 @@ def sibling(name):
     return namespace
 
 
+def by_kind(held):
+    """Bytes in all of each kind of device, of pairs of one and bytes."""
+    totals = collections.Counter()
+    for kind, size in held:
+        totals[kind] += size
+    return dict(totals)
+
+
 def observe(after_import):
     return Tracer(after_import)
 
@@ -53,8 +65,8 @@ class Tracer:
         self.task, self.emit = {}, None
         self.steps = collections.Counter()
         self.operations = 0
-        self.devices = set()
-        self.parameters = {}
+        self.devices, self.forward = set(), set()
+        self.parameters, self.gradients = {}, {}
         self.places = {kind: collections.Counter() for kind in ("syncs", "branches", "sizes")}
         self.reached = "end"
         self.unable = None
@@ -93,17 +105,37 @@ class Tracer:
         hooks = sys.modules["torch.optim.optimizer"]
         hooks.register_optimizer_step_pre_hook(self.before_step)
         hooks.register_optimizer_step_post_hook(self.after_step)
+        torch.nn.modules.module.register_module_forward_hook(self.after_forward)
+        self.torch = torch
+
+    def worked(self, devices):
+        """An operation was done on devices of these indices."""
+        self.operations += 1
+        if self.torch._C._current_graph_task_id() >= 0:  # a backward pass is under way in this thread
+            self.devices |= devices
+
+    def after_forward(self, module, arguments, result):
+        if not self.torch.is_grad_enabled():
+            self.forward |= {each.device.index for each in module.parameters() if each.device.type == "cuda"}
 
     def before_step(self, optimizer, arguments, named):
         if self.steps[id(optimizer)] >= self.task.get("steps", STEPS):
             self.reached = "steps"
             raise SystemExit(0)
+        self.note_gradients(optimizer)  # which a step may set to None
 
     def after_step(self, optimizer, arguments, named):
         self.steps[id(optimizer)] += 1
         for group in optimizer.param_groups:
             for each in group["params"]:
                 self.parameters[id(each)] = each.device.type, each.numel() * each.element_size()
+        self.note_gradients(optimizer)  # which a step with a closure makes itself
+
+    def note_gradients(self, optimizer):
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    self.gradients[id(each)] = each.grad.device.type, each.grad.numel() * each.grad.element_size()
 
     def note(self, kind, how):
         """Count that something happens at the script's line that is being executed."""
@@ -141,9 +173,6 @@ class Tracer:
         pass
 
     def final(self):
-        totals = collections.Counter()
-        for kind, size in self.parameters.values():
-            totals[kind] += size
         told = {
             kind: [{"file": f, "line": n, "how": how, "calls": c} for (f, n, how), c in sorted(found.items())]
             for kind, found in self.places.items()
@@ -153,7 +182,9 @@ class Tracer:
             steps=max(self.steps.values(), default=0),
             operations=self.operations,
             devices=sorted(self.devices),
-            parameters=dict(totals),
+            forward=sorted(self.forward),
+            parameters=by_kind(self.parameters.values()),
+            gradients=by_kind(self.gradients.values()),
             reached=self.reached,
             unable=self.unable,
             **told,

@@ -87,7 +87,8 @@ def test_an_ordinary_script_is_clean_and_its_host_syncs_are_at_the_lines_that_wa
     assert "exception" not in found
     assert found["unable"] is None
     assert found["steps"] == 2
-    assert set(found["parameters"]) == {"cuda"}
+    assert set(found["parameters"]) == set(found["gradients"]) == {"cuda"}
+    assert found["devices"] == [1 if name == "parallel" else 0]
     own = [place for place in found["syncs"] if place["how"] != "GradScaler"]
     if name == "parallel":  # DDP itself copies the order of its buckets to the CPU
         own = [place for place in own if place["how"] != "copy to the CPU"]

@@ -69,6 +69,50 @@ def test_a_script_that_stays_on_the_cpu_is_on_the_wrong_device(bench: Bench) -> 
     assert (attempt.evidence, attempt.failure.cause) == ("traced", "wrong-device")
 
 
+HEAD = """
+import sys
+import torch
+model = torch.nn.Linear(2, 1).cuda()
+x = torch.ones(4, 2, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+BY_HAND = """
+for step in (1, 2):
+    loss = model(x).sum()
+    loss.backward()
+    with torch.no_grad():
+        for each in model.parameters():
+            each -= 0.1 * each.grad
+            each.grad = None
+"""
+ENDED = "it ended before an optimizer took a step, and no backward pass was done on the device"
+NO_STEP = {
+    "ends before a step": ("model(x)\nsys.exit()", ENDED),
+    "makes data only": ("x + 1", ENDED),
+    "steps without gradients": ("model(x); optimizer.step()", "its optimizer's parameters had no gradients"),
+    "updates by hand": (BY_HAND, None),
+    "infers": ("with torch.no_grad(): model(x)", None),
+    "half of it on the CPU": (
+        "rest = torch.nn.Linear(9, 9)\noptimizer.add_param_group({'params': rest.parameters()})\n"
+        "(model(x).sum().cpu() + rest(torch.ones(9)).sum()).backward()\noptimizer.step()",
+        "wrong-device",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_STEP)
+def test_a_trace_shows_something_only_if_the_device_did_a_step_of_the_job(bench: Bench, name: str) -> None:
+    text, why = NO_STEP[name]
+    bench.workload("made", {"train.py": HEAD + text}, {"torch": {"baseline": {"file": "train.py"}}})
+    (attempt,) = bench.attempts(bench.cell("made", accelerator="cuda"))
+    if why is None:
+        assert (attempt.outcome, attempt.evidence) == ("pass", "traced"), (attempt.reason, attempt.failure)
+    elif attempt.failure is not None:
+        assert (attempt.failure.cause, attempt.evidence) == (why, "traced")
+    else:
+        assert (attempt.outcome, attempt.reason) == ("unavailable", f"could not be traced: {why}")
+
+
 def test_what_is_no_matter_of_devices_is_no_failure_of_the_device(bench: Bench) -> None:
     text = edited(DIGITS / "torch/train.py", ("    loss.backward()\n", "    loss.backward()\n    assert loss > 9\n"))
     digits(bench, torch_train=text)
