@@ -241,7 +241,8 @@ def _measured_wrong(attempts: Sequence[AttemptRecord], passed: AttemptRecord) ->
     """A measurement attempt of the passing source that failed: a longer run of it is not right after all."""
     for attempt in attempts:
         if attempt.phase == "measurement" and attempt.source == passed.source and attempt.outcome == "fail":
-            return attempt
+            if attempt.failure is None or attempt.failure.cause not in MACHINES:
+                return attempt
     return None
 
 

@@ -239,11 +239,12 @@ class Controller:
                     self.left.append("not everything was measured")
                     return
                 try:
-                    attempt = runner.measure(context, cell, source)
+                    *failures, attempt = runner.measure(context, cell, source)
                 except Exception as error:
-                    attempt = _broken(context, cell, error).model_copy(
-                        update={"phase": "measurement", "source": source.name, "role": source.role}
-                    )
+                    broken = {"phase": "measurement", "source": source.name, "role": source.role}
+                    failures, attempt = [], _broken(context, cell, error).model_copy(update=broken)
+                for failure in failures:
+                    self.record(failure)
                 if attempt.outcome != "pass":
                     failed.add(cell.id)  # another process of it would say the same
                 self.progress.measured(cell, turn + 1, self.record(attempt))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from matrix import accuracy, changes, judge
 from matrix.attempt import Context, Phase, blank, perform, unavailable
@@ -14,6 +16,9 @@ from matrix.plan import Cell
 from matrix.workload import Source
 
 RETRIES = 1  # of an attempt that failed for a cause which may be the machine's
+MENDED = 10  # retries of an attempt, each after a damaged file was removed
+CACHED = re.compile(r"ImportError: (/[^\n]*/([a-z2-7]{2})/c\2[a-z2-7]{49}(?:\.main)?\.so): ")
+"""A library in Inductor's cache, by its name: a digest of its source, in a folder by the digest's beginning."""
 
 
 def obstacle(context: Context, cell: Cell) -> str | None:
@@ -94,12 +99,8 @@ def repeated(
     """
     results = [attempt for attempt in known if attempt.outcome == "pass"]
     while len(results) < cell.run.repeats:
-        attempt = perform(context, cell, source, "correctness")
-        for _ in range(RETRIES):
-            if attempt.failure is None or not CAUSES[attempt.failure.cause].infrastructure:
-                break
-            yield attempt
-            attempt = perform(context, cell, source, "correctness")
+        *failed, attempt = _tried(context, cell, source, "correctness")
+        yield from failed
         results.append(attempt)
         if len(results) > 1 and (difference := disagreement(cell, results)):
             cause = "nondeterministic"
@@ -109,6 +110,28 @@ def repeated(
         yield attempt
         if attempt.outcome != "pass" and not (attempt.failure and attempt.failure.cause == "wrong-result"):
             return
+
+
+def _tried(context: Context, cell: Cell, source: Source, phase: Phase) -> list[AttemptRecord]:
+    """Attempts of which all but the last failed for the machine's sake."""
+    attempts = [perform(context, cell, source, phase)]
+    while (failure := attempts[-1].failure) is not None and CAUSES[failure.cause].infrastructure:
+        if len(attempts) > (MENDED if _mended(failure) else RETRIES):
+            break
+        attempts.append(perform(context, cell, source, phase))
+    return attempts
+
+
+def _mended(failure: Failure) -> bool:
+    """Whether an unfinished library was removed from Inductor's cache, where it would fail every later compilation."""
+    named = CACHED.search(failure.message) if failure.cause == "damaged-cache" else None
+    if named is None:
+        return False
+    try:
+        Path(named[1]).unlink()
+    except OSError:  # another cell removed it, or it is another user's
+        return False
+    return True
 
 
 def disagreement(cell: Cell, results: Sequence[AttemptRecord]) -> str | None:
@@ -145,9 +168,9 @@ def measured(context: Context, cell: Cell, source: Source, attempts: Sequence[At
     phase: Phase = "measurement"
     key = blank(context, cell, source, phase)["key"]
     known = [a.outcome for a in attempts if a.key == key and a.phase == phase]
-    return cell.run.measure.processes if "fail" in known else known.count("pass")
+    return cell.run.measure.processes if known[-1:] == ["fail"] else known.count("pass")
 
 
-def measure(context: Context, cell: Cell, source: Source) -> AttemptRecord:
-    """One process of the measurement; nothing may run beside it."""
-    return perform(context, cell, source, "measurement")
+def measure(context: Context, cell: Cell, source: Source) -> list[AttemptRecord]:
+    """One process of the measurement, after those that failed for the machine's sake; nothing may run beside it."""
+    return _tried(context, cell, source, "measurement")

@@ -83,6 +83,8 @@ _TABLE = (
     Cause("compile-error", "The compiler refused the program, or its tool chain failed.",
           "Look at the operation or the value it names; for torch.compile try fullgraph=False or take the function "
           "out of it, for jax.jit make the value static or use jax.lax.cond."),
+    Cause("damaged-cache", "A compiler's cache holds a file that was never finished, since what wrote it was killed.",
+          "Remove the file that the message names: it is built again. Then run the cell again.", True),
     Cause("out-of-memory-device", "The device had not enough memory.",
           "Use a smaller batch or lower precision, recompute activations, or shard the parameters."),
     Cause("out-of-memory-host", "The host had not enough memory.",

@@ -109,6 +109,11 @@ BY_TYPE = (
     ),
     _rule("network", r"timed out|errno|urlopen error", r"^$", types=r"urllib\.error\.URLError"),
     _rule("not-finite", types=r"FloatingPointError"),
+    _rule(
+        "damaged-cache",
+        r"\.so: (?:file too short|cannot read file data|invalid ELF header|ELF load command|object file has no)",
+        types=r"torch\._(?:inductor|dynamo)\.exc\..*",
+    ),
     _rule("compile-error", types=_TRACERS),
     _rule(
         "compile-error",

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from matrix import backends, environments
+from matrix import backends, environments, judge
 from matrix.failures import CAUSES
 from matrix.failures.recognise import Recognised, recognise
 from matrix.journal import AttemptRecord, Failure
-from tests.matrix.harness import Bench
+from tests.matrix.harness import Bench, digits
 
 INSIDE = Path(__file__).parents[2] / "matrix" / "inside"
 
@@ -834,6 +834,28 @@ def environment(folder: Path, *packages: str) -> Path:
 def broken(bench: Bench, backend: str, python: Path) -> AttemptRecord:
     bench.interpreters[backend] = environments.find([backends.available()[backend]], {backend: str(python)})[backend]
     return cell(bench, f"import os\nimport {backend}\n", backend)
+
+
+@provokes("damaged-cache")
+def test_a_library_that_a_killed_compiler_left_unfinished_is_built_again(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    digits(bench)
+    planned = bench.cell("edited", "torch-compile", steps=3, log_every=1)
+    assert [each.outcome for each in bench.attempts(planned)] == ["pass"]
+    built = list((tmp_path / "cache").rglob("*.main.so"))
+    assert len(built) > 1
+    for library in built:
+        library.write_bytes(b"")  # as the linker leaves it when it is killed
+    *failed, passed = bench.attempts(planned)
+    assert {failure(each).cause for each in failed} == {"damaged-cache"}
+    assert passed.outcome == "pass"
+    named = [library for library in built if any(str(library) in failure(each).message for each in failed)]
+    assert len(named) == len(failed) > 1  # each was removed once
+    assert all(library.stat().st_size for library in named)
+    judged = judge.judge([planned.planned()], [*failed, passed])[0]
+    assert (judged.verdict, judged.as_expected) == ("as-is", True)
 
 
 @provokes("broken-install")

@@ -84,7 +84,7 @@ def prove(
     definition = {
         "matrix": {"workload": [name], "backend": backends, "accelerator": ["cpu"], "layout": [strategy]},
         "layouts": {strategy: {"devices": DEVICES[strategy], "strategy": strategy}} if strategy != "single" else {},
-        "run": {"size": "tiny", "steps": 3, "log_every": 1, "timeout": 300},
+        "run": {"size": "tiny", "steps": 10, "log_every": 1, "timeout": 300},
     }
     folder.mkdir()
     (folder / "ports.yaml").write_text(yaml.safe_dump(definition))
