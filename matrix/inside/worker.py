@@ -344,9 +344,16 @@ def frames_of(error):
 
 
 def peak_memory_bytes():
-    """The largest resident size of this process so far, in bytes (getrusage counts KiB, on macOS bytes)."""
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size if sys.platform == "darwin" else size * 1024
+    """The largest resident size of this process so far, in bytes.
+
+    Of the program that runs now: getrusage counts what the process was before it, too, on Linux a copy of its launcher.
+    """
+    try:
+        with open("/proc/self/status", "rb") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith(b"VmHWM:"))
+    except (OSError, StopIteration):  # no Linux, or one that hides it
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+        return size if sys.platform == "darwin" else size * 1024
 
 
 def redirect(folder, rank):

@@ -574,3 +574,14 @@ def test_output_of_many_lines_and_one_endless_line_costs_little_memory(place: Pl
     assert watched.out == hand.out
     assert watched.err == hand.err == b"grown True\n"
     assert len(watched.of("progress")) == 1
+
+
+def test_peak_memory_is_the_scripts_own_and_not_its_launchers(place: Place) -> None:
+    place.write("import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)")
+    place.watched()  # writes its settings
+    (place.settings / "rank-0.events").unlink()
+    large = "import os, sys; held = bytearray(300 << 20); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    ran = place._run([place.python, "-c", large, str(WORKER), str(place.settings / "settings.json")])
+    (end,) = map(json.loads, (place.settings / "rank-0.events").read_bytes().splitlines()[-1:])
+    assert int(ran.out) > 300
+    assert 4 << 20 < end["peak_memory_bytes"] < 200 << 20
