@@ -240,9 +240,9 @@ def _telling(executed: Sequence[AttemptRecord]) -> AttemptRecord:
 def _measured_wrong(attempts: Sequence[AttemptRecord], passed: AttemptRecord) -> AttemptRecord | None:
     """A measurement attempt of the passing source that failed: a longer run of it is not right after all."""
     for attempt in attempts:
-        if attempt.phase == "measurement" and attempt.source == passed.source and attempt.outcome == "fail":
-            if attempt.failure is None or attempt.failure.cause not in MACHINES:
-                return attempt
+        failed = attempt.phase == "measurement" and attempt.source == passed.source and attempt.outcome == "fail"
+        if failed and (attempt.failure is None or attempt.failure.cause not in MACHINES):
+            return attempt
     return None
 
 

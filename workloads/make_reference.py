@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--jax-python", default=sys.executable, help="interpreter that has jax")
     parser.add_argument("--steps", type=int, default=400, help="steps of the reference")
     parser.add_argument(
-        "--evaluate-after", type=int, nargs="*", default=[10, 30, 120], help="shorter runs whose evaluation is kept as well"
+        "--evaluate-after", type=int, nargs="*", default=[10, 30, 120], help="shorter runs whose evaluation is kept"
     )
     parser.add_argument("--seeds", type=int, default=20, help="number of seeds to measure deviations over")
     parser.add_argument("--only-measure", action="store_true", help="leave reference.csv as it is")

@@ -105,6 +105,12 @@ TABLE: dict[str, tuple[list[AttemptRecord], str, str]] = {
         "as-is",
         AGNOSTIC,
     ),
+    "measured wrong": ([attempt("pass"), attempt("fail", **MEASURED)], "broken", BASELINE_FAILED),
+    "the network failed when it was measured": (
+        [attempt("pass"), attempt("fail", cause="network", **MEASURED)],
+        "as-is",
+        AGNOSTIC,
+    ),
     "the tool broke before it tried a source, then a result": (
         [attempt("error").model_copy(update={"source": None, "role": None}), attempt("pass")],
         "as-is",
