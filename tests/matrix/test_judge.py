@@ -105,7 +105,6 @@ TABLE: dict[str, tuple[list[AttemptRecord], str, str]] = {
         "as-is",
         AGNOSTIC,
     ),
-    "measured wrong": ([attempt("pass"), attempt("fail", **MEASURED)], "broken", BASELINE_FAILED),
     "the network failed when it was measured": (
         [attempt("pass"), attempt("fail", cause="network", **MEASURED)],
         "as-is",
