@@ -71,7 +71,7 @@ def test_no_hunk_of_a_port_for_xla_is_idle(tmp_path: Path, name: str, strategy: 
     (proof_record,) = journal.read(next(tmp_path.glob(f"{strategy}/*/journal.jsonl"))).proofs[-1:]
     verdicts = {hunk.verdict for hunk in proof_record.hunks}
     assert (proof_record.source, proof_record.complete) == (port.name, True), run.stdout + run.stderr
-    assert verdicts == {"required", "performance"}, run.stdout + run.stderr
+    assert verdicts in ({"required"}, {"required", "performance"}), run.stdout + run.stderr
 
 
 def proven(proofs: list[ProofRecord]) -> set[str]:
