@@ -11,14 +11,13 @@ from matrix import accuracy, changes, judge
 from matrix.attempt import Context, Phase, blank, perform, unavailable
 from matrix.evidence import stage
 from matrix.failures import CAUSES, signature
+from matrix.failures.wordings import CACHED
 from matrix.journal import AttemptRecord, Failure
 from matrix.plan import Cell
 from matrix.workload import Source
 
 RETRIES = 1  # of an attempt that failed for a cause which may be the machine's
 MENDED = 10  # retries of an attempt, each after a damaged file was removed
-CACHED = re.compile(r"ImportError: (/[^\n]*/([a-z2-7]{2})/c\2[a-z2-7]{49}(?:\.main)?\.so): ")
-"""A library in Inductor's cache, by its name: a digest of its source, in a folder by the digest's beginning."""
 
 
 def obstacle(context: Context, cell: Cell) -> str | None:
@@ -124,11 +123,11 @@ def _tried(context: Context, cell: Cell, source: Source, phase: Phase) -> list[A
 
 def _mended(failure: Failure) -> bool:
     """Whether an unfinished library was removed from Inductor's cache, where it would fail every later compilation."""
-    named = CACHED.search(failure.message) if failure.cause == "damaged-cache" else None
+    named = re.search(CACHED, failure.message) if failure.cause == "damaged-cache" else None
     if named is None:
         return False
     try:
-        Path(named[1]).unlink()
+        Path(named["cached"]).unlink()
     except OSError:  # another cell removed it, or it is another user's
         return False
     return True

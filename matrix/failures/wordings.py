@@ -87,6 +87,9 @@ _USUAL = (
     rf"MemoryError|{_FRAMEWORK}\..*|launcher"
 )
 _IMPORT = r"ImportError"
+CACHED = r"(?P<cached>/[^\n]*/(?P<digest>[a-z2-7]{2})/c(?P=digest)[a-z2-7]{49}(?:\.main)?\.so)"
+"""A library in Inductor's cache, by its name: a digest of its source, in a folder by the digest's beginning."""
+_UNFINISHED = r"(?:file too short|cannot read file data|invalid ELF header|ELF load command|object file has no)"
 _GPU = r"(?:CUDA|HIP|ROCm|XPU|MPS)"
 _DEVICE = r"(?:CUDA|GPU|TPU|ROCm|NVIDIA|accelerator)"
 _TRACERS = (
@@ -111,9 +114,10 @@ BY_TYPE = (
     _rule("not-finite", types=r"FloatingPointError"),
     _rule(
         "damaged-cache",
-        r"\.so: (?:file too short|cannot read file data|invalid ELF header|ELF load command|object file has no)",
+        rf"ImportError: {CACHED}: {_UNFINISHED}",
         types=r"torch\._(?:inductor|dynamo)\.exc\..*",
     ),
+    _rule("damaged-cache", rf"^{CACHED}: {_UNFINISHED}", types=_IMPORT),  # it loads a backward pass without a wrapper
     _rule("compile-error", types=_TRACERS),
     _rule(
         "compile-error",

@@ -709,12 +709,14 @@ def test_a_hang_after_a_thread_failed_tells_of_the_thread(bench: Bench) -> None:
     script = """\
         import queue, threading
         results = queue.Queue()
-        threading.Thread(target=lambda: results.put({}["absent"]), daemon=True).start()
+        loader = threading.Thread(target=lambda: results.put({}["absent"]), daemon=True)
+        loader.start()
+        loader.join()  # so that the line below does not fall into what it writes
         print("step=1 loss=1")
         results.get()
     """
     found = failure(cell(bench, script, no_progress=4))
-    assert (found.cause, found.frame) == ("hang", "train.py:5")
+    assert (found.cause, found.frame) == ("hang", "train.py:7")
     assert "a thread of rank 0 had failed" in found.message
     assert found.traceback is not None
     assert "KeyError: 'absent'" in found.traceback
